@@ -1,0 +1,3 @@
+from bertopt.cli import main
+
+main()

@@ -1,0 +1,1 @@
+"""What runs a batch: one module each, behind the contract of `base`."""

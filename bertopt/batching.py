@@ -1,0 +1,279 @@
+"""Tokens -> batches. A policy is a pure function of lengths: lengths of the pending requests in, groups of positions out.
+
+No policy sees more than its window of pending requests, so what is measured offline can also be served. Bucket edges
+are chosen once (`choose_edges`) and stay fixed, so that a plan's profiles and captured graphs are the same few shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertopt.tokenization import Tokens
+
+MAX_EDGES = 24
+
+
+@dataclass(frozen=True)
+class Padded:
+    """`rows` sequences, each padded on the right to `length` tokens."""
+
+    rows: int
+    length: int
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.rows * self.length
+
+    def computed_pairs(self, lengths: NDArray[np.int64]) -> int:
+        """Query-key pairs that attention computes: its FLOPs are a constant times this."""
+        return self.rows * self.length**2
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Sequences end to end in one row of `budget` tokens; what is left over is filled with sequences that nobody reads."""
+
+    budget: int
+    max_length: int
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.budget
+
+    def computed_pairs(self, lengths: NDArray[np.int64]) -> int:
+        whole, rest = divmod(self.budget - int(lengths.sum()), self.max_length)
+        return int((lengths**2).sum()) + whole * self.max_length**2 + rest**2
+
+
+Layout = Padded | Packed
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What batching hands on: the rows' positions among all requests, their tokens, and how they are laid out."""
+
+    positions: NDArray[np.int64]
+    tokens: Tokens
+    layout: Layout
+
+    @property
+    def rows(self) -> int:
+        return len(self.positions)
+
+    @property
+    def real_tokens(self) -> int:
+        return int(self.tokens.offsets[-1])
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.layout.computed_tokens
+
+    @property
+    def padding_fraction(self) -> float:
+        """Wasted tokens over computed tokens."""
+        return 1.0 - self.real_tokens / self.computed_tokens
+
+    @property
+    def attention_waste(self) -> float:
+        """Wasted over computed query-key pairs."""
+        lengths = self.tokens.lengths
+        return 1.0 - float((lengths**2).sum()) / self.layout.computed_pairs(lengths)
+
+    def fill(
+        self, ids: NDArray[np.integer], mask: NDArray[np.integer], types: NDArray[np.integer] | None, *, pad_id: int = 0
+    ) -> None:
+        """Write the padded rows into arrays of shape [rows, length], every element of them."""
+        real = np.arange(ids.shape[1]) < self.tokens.lengths[:, None]
+        ids.fill(pad_id)
+        ids[real] = self.tokens.ids
+        np.copyto(mask, real)
+        if types is not None:
+            types.fill(0)
+            if self.tokens.type_ids is not None:
+                types[real] = self.tokens.type_ids
+
+
+@dataclass(frozen=True)
+class Group:
+    """Positions within the window that make one batch, and their layout."""
+
+    members: NDArray[np.int64]
+    layout: Layout
+
+
+class Policy(Protocol):
+    """Lengths in, groups of positions out. `window` is the most pending requests that it looks at."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def window(self) -> int: ...
+    def group(self, lengths: NDArray[np.int64]) -> list[Group]: ...
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """In the order of arrival, every row padded to one length: the naive service."""
+
+    batch_size: int
+    length: int
+    name: str = "padded to --seq"
+
+    @property
+    def window(self) -> int:
+        return self.batch_size
+
+    def group(self, lengths: NDArray[np.int64]) -> list[Group]:
+        return [Group(m, Padded(len(m), self.length)) for m in _slices(np.arange(len(lengths)), self.batch_size)]
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """In the order of arrival, padded to the longest row of the batch."""
+
+    batch_size: int
+    name: str = "longest in batch"
+
+    @property
+    def window(self) -> int:
+        return self.batch_size
+
+    def group(self, lengths: NDArray[np.int64]) -> list[Group]:
+        return [
+            Group(m, Padded(len(m), int(lengths[m].max()))) for m in _slices(np.arange(len(lengths)), self.batch_size)
+        ]
+
+
+@dataclass(frozen=True)
+class Bucketed:
+    """The window sorted by length and cut into batches, each padded to the smallest edge that holds it."""
+
+    batch_size: int
+    edges: tuple[int, ...]
+    window: int
+    name: str = "bucketed"
+    _edges: NDArray[np.int64] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.window < self.batch_size or not self.edges:
+            raise ValueError("a bucketed policy wants an edge, and a window of at least one batch")
+        # Whole batches in every window but the last: partial ones would add shapes.
+        object.__setattr__(self, "window", self.window // self.batch_size * self.batch_size)
+        object.__setattr__(self, "_edges", np.asarray(sorted(self.edges), dtype=np.int64))
+
+    def group(self, lengths: NDArray[np.int64]) -> list[Group]:
+        order = np.argsort(lengths, kind="stable")
+        groups = []
+        for members in _slices(order, self.batch_size):
+            edge = self._edges[np.searchsorted(self._edges, lengths[members[-1]])]
+            groups.append(Group(members, Padded(len(members), int(edge))))
+        return groups
+
+
+@dataclass(frozen=True)
+class TokenBudget:
+    """In the order of arrival, packed end to end until the largest budget is full; no row is padded."""
+
+    budgets: tuple[int, ...]
+    max_length: int
+    max_rows: int
+    window: int = 1024
+    name: str = "packed"
+
+    def group(self, lengths: NDArray[np.int64]) -> list[Group]:
+        budgets, groups, start = sorted(self.budgets), [], 0
+        ends = np.cumsum(lengths)
+        while start < len(lengths):
+            before = ends[start - 1] if start else 0
+            stop = int(np.searchsorted(ends, before + budgets[-1], side="right"))
+            stop = min(stop, start + self.max_rows)
+            used = int(ends[stop - 1] - before)
+            budget = next(b for b in budgets if b >= used)
+            groups.append(Group(np.arange(start, stop), Packed(budget, self.max_length)))
+            start = stop
+        return groups
+
+
+def _slices(order: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+    return [order[i : i + size] for i in range(0, len(order), size)]
+
+
+def batches(chunks: Iterable[Tokens], policy: Policy) -> Iterator[Batch]:
+    """Batches of consecutive chunks of tokens, window by window; every request is in exactly one of them."""
+    pending: list[Tokens] = []
+    count = start = 0
+    for chunk in chunks:
+        pending.append(chunk)
+        count += len(chunk)
+        while count >= policy.window:
+            tokens = Tokens.concat(pending)
+            head, rest = np.arange(policy.window), np.arange(policy.window, count)
+            yield from _window(tokens.take(head) if len(rest) else tokens, start, policy)
+            pending, count, start = [tokens.take(rest)] if len(rest) else [], len(rest), start + policy.window
+    if count:
+        yield from _window(Tokens.concat(pending), start, policy)
+
+
+def _window(tokens: Tokens, start: int, policy: Policy) -> Iterator[Batch]:
+    for group in policy.group(tokens.lengths):
+        yield Batch(group.members + start, tokens.take(group.members), group.layout)
+
+
+def choose_edges(
+    lengths: NDArray[np.int64],
+    longest: int,
+    *,
+    max_edges: int = MAX_EDGES,
+    batch_size: int = 1,
+    window: int = 1,
+    multiple: int = 1,
+) -> tuple[int, ...]:
+    """At most `max_edges` padded lengths that waste the fewest tokens on these `lengths`, found exactly.
+
+    A batch that was cut out of a sorted window is padded to its longest row, so the histogram counts those rows: with
+    `batch_size` and `window` of 1 that is every request. The programme over (edges used, last edge) is the classic
+    one-dimensional quantizer (Bruce, 1964): best[k][e] = min over d < e of best[k-1][d] + e * count(d < n <= e).
+    Edges are multiples of `multiple` but for the last, which is `longest`, so that every request has a bucket.
+    """
+    tops = _batch_maxima(np.minimum(lengths, longest), batch_size, window)
+    candidates = np.unique(np.append(np.arange(multiple, longest, multiple), longest))
+    below = np.append(0, np.searchsorted(np.sort(tops), candidates, side="right"))  # tops that each candidate holds
+    cost = candidates[None, :] * (below[None, 1:] - below[:, None])  # [previous edge or none, next edge]
+    cost = np.where(np.arange(len(below))[:, None] <= np.arange(len(candidates))[None, :], cost.astype(np.float64), np.inf)
+    best, choices = cost[0], []
+    for _ in range(min(max_edges, len(candidates)) - 1):
+        through = best[:, None] + cost[1:, :]
+        choice = through.argmin(axis=0)
+        improved = through[choice, np.arange(len(candidates))]
+        choices.append(np.where(improved < best, choice, -1))
+        best = np.minimum(best, improved)
+    edges, at = [len(candidates) - 1], len(candidates) - 1
+    for choice in reversed(choices):
+        if choice[at] >= 0:
+            at = int(choice[at])
+            edges.append(at)
+    return tuple(int(candidates[e]) for e in reversed(edges))
+
+
+def _batch_maxima(lengths: NDArray[np.int64], batch_size: int, window: int) -> NDArray[np.int64]:
+    maxima = []
+    for pending in _slices(lengths, max(window // batch_size, 1) * batch_size):
+        ordered = np.sort(pending)
+        maxima.extend(part[-1] for part in _slices(ordered, batch_size))
+    return np.asarray(maxima, dtype=np.int64)
+
+
+def waste(lengths: NDArray[np.int64], policy: Policy) -> tuple[float, float]:
+    """(padding fraction, attention waste) of a policy on these lengths, from arithmetic alone."""
+    computed = pairs = 0
+    for start in range(0, len(lengths), policy.window):
+        pending = lengths[start : start + policy.window]
+        for group in policy.group(pending):
+            computed += group.layout.computed_tokens
+            pairs += group.layout.computed_pairs(pending[group.members])
+    return 1.0 - float(lengths.sum()) / computed, 1.0 - float((lengths**2).sum()) / pairs

@@ -1,0 +1,50 @@
+"""Outputs are written beside and renamed, so that nothing is ever left half-written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from bertopt.errors import UsageError
+
+
+@contextlib.contextmanager
+def replacing(path: os.PathLike[str] | str) -> Iterator[Path]:
+    """A temporary path beside `path`, renamed onto it when the block ends well and removed when it does not.
+
+    Raises UsageError where the folder cannot be written or the disk is full.
+    """
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+        os.close(handle)
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror or error}") from None
+    temporary = Path(name)
+    try:
+        yield temporary
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes it private to its owner
+        os.replace(temporary, target)
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror or error}") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def write_text(path: os.PathLike[str] | str, text: str) -> None:
+    """`text` as UTF-8 at `path`, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
+
+
+def write_bytes(path: os.PathLike[str] | str, data: bytes) -> None:
+    """`data` at `path`, whole or not at all."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
