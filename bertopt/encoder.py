@@ -92,6 +92,38 @@ def _empty(config: Any, auto_class: str, attention: str) -> Any:
     return getattr(transformers, auto_class).from_config(config, attn_implementation=attention, dtype=torch.float32)
 
 
+def export_attention(config: Any) -> str:
+    """The name under which a model of this configuration finds the attention that is traced for export."""
+    import transformers
+
+    if config.model_type == "deberta-v2":
+        return "eager"
+    transformers.AttentionInterface.register("bertopt_export", _plain_attention)
+    return "bertopt_export"
+
+
+def _plain_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **_: Any,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """softmax(Q Kᵀ / √d + mask) V in the operators that fusion passes know: one Div by a constant, one Add, one Softmax.
+
+    Traced SDPA leaves square roots of shapes behind, and a scale written as Mul is taken for the mask's.
+    Queries, keys and values are [batch, heads, length, d]; the mask is [batch, 1, 1, length].
+    """
+    import torch
+
+    divisor = 1.0 / scaling if scaling else query.shape[-1] ** 0.5
+    weights = torch.softmax(torch.matmul(query, key.transpose(2, 3)) / divisor + attention_mask, dim=-1)
+    return torch.matmul(weights, value).transpose(1, 2).contiguous(), weights
+
+
 def _wrapper() -> type[nn.Module]:
     import torch
     from torch import nn
@@ -106,6 +138,7 @@ def _wrapper() -> type[nn.Module]:
             self.pooling = checkpoint.pooling
             self.normalize = checkpoint.normalize
             self.uses_type_ids = checkpoint.uses_type_ids
+            self.one_segment = getattr(checkpoint.config, "type_vocab_size", 0) == 1
             self.own_mask = checkpoint.model_type == "deberta-v2"  # it masks queries as well as keys
 
         def forward(
@@ -116,6 +149,8 @@ def _wrapper() -> type[nn.Module]:
                 inputs["attention_mask"] = (1.0 - attention_mask[:, None, None, :].float()) * MASKED
             if self.uses_type_ids and token_type_ids is not None:
                 inputs["token_type_ids"] = token_type_ids
+            elif self.one_segment:
+                inputs["token_type_ids"] = torch.zeros_like(input_ids)  # transformers would gather them by position
             outputs = self.model(**inputs)
             if self.task == "question_answering":
                 return torch.stack((outputs.start_logits, outputs.end_logits), dim=-1)

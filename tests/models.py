@@ -88,7 +88,7 @@ def save(kind: str, folder: Path, *, head: str = "ForSequenceClassification", se
 
 
 def save_tokenizer(kind: str, folder: Path, *, max_length: int | None = 64) -> None:
-    """tokenizer.json, tokenizer_config.json and, for BERT's kind, vocab.txt; `max_length=None` leaves the limit out (TOK-02)."""
+    """tokenizer.json, tokenizer_config.json and a BERT's vocab.txt; `max_length=None` leaves the limit out (TOK-02)."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
     pieces = vocabulary(kind)

@@ -1,0 +1,1 @@
+"""The ONNX graph of a checkpoint and every rewrite of it."""
