@@ -266,9 +266,16 @@ def session(path: Path) -> parity.Run:
 
     options = ort.SessionOptions()
     options.intra_op_num_threads = usable_cores()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it would print arrives as an exception
     try:
         opened = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # its exceptions share no base
+    except Exception as error:  # its exceptions have no base of their own
         raise GraphError(f"ONNX Runtime refuses {path.name}: {str(error).splitlines()[0]}") from None
-    return lambda feeds: opened.run(None, feeds)[0]
+
+    def run(feeds: parity.Feeds) -> NDArray[np.float32]:
+        try:
+            return opened.run(None, feeds)[0]
+        except Exception as error:
+            raise GraphError(str(error).splitlines()[0]) from None
+
+    return run

@@ -60,9 +60,11 @@ def compare(
     task: str,
     trained: bool,
     offsets: NDArray[np.int64] | None = None,
+    spread: float | None = None,
 ) -> Parity:
     """Judge logits against eager FP32's, both [rows, outputs]; for per-token heads [real tokens, outputs].
 
+    `spread` is the yardstick of the difference; by default the reference logits' standard deviation.
     `offsets` [rows + 1] cuts the tokens into rows, which question answering needs to find each row's start and end.
     Labels are compared where they mean something: not with random weights, for embeddings or for regression. So few
     rows may disagree as the limit's share comes to, rounded up to a whole row.
@@ -75,7 +77,7 @@ def compare(
     right, found = reference.astype(np.float64), candidate.astype(np.float64)
     finite = bool(np.isfinite(right).all() and np.isfinite(found).all())
     difference = float(np.abs(found - right).max()) if finite else NOT_FINITE
-    spread = float(right.std()) if finite else 0.0
+    spread = spread or (float(right.std()) if finite else 0.0)
     scale = spread or float(np.abs(right).mean()) or 1.0  # a single logit has no spread
     relative = difference / scale if finite else NOT_FINITE
 
@@ -144,41 +146,63 @@ def _second_halves(rows: Tokens) -> NDArray[np.uint8]:
     return np.concatenate(types).astype(np.uint8)
 
 
-def synthetic_feeds(checkpoint: Checkpoint, rows: int, length: int, *, seed: int = 0) -> Feeds:
-    """Random tokens [rows, length] as the inputs of a graph: the first row full, the others padded; segments 0 and 1."""
+def synthetic_feeds(checkpoint: Checkpoint, rows: int, length: int, *, seed: int = 0, padding: str = "right") -> Feeds:
+    """Random tokens [rows, length] as the inputs of a graph: the first row full, the others padded; segments 0 and 1.
+
+    `padding` is "right", "left", or "gapped": a hole inside of each padded row.
+    """
     generator = np.random.default_rng(seed)
     lengths = generator.integers(1, length + 1, rows)
     lengths[0] = length
     if rows > 1:
         lengths[-1] = max(1, length // 2)  # no draw may leave the batch without padding
-    real = np.arange(length) < lengths[:, None]
+    places = np.arange(length)
+    if padding == "left":
+        places = places[::-1]
+    elif padding == "gapped":
+        places = np.roll(places, -(length // 3))
+    real = places < lengths[:, None]
     ids = generator.integers(min(FIRST_WORD, checkpoint.vocab_size - 1), checkpoint.vocab_size, (rows, length))
     feeds = {"input_ids": np.where(real, ids, checkpoint.pad_id), "attention_mask": real.astype(np.int64)}
     if checkpoint.uses_type_ids:
-        feeds["token_type_ids"] = (real & (np.arange(length) >= lengths[:, None] // 3)).astype(np.int64)
+        feeds["token_type_ids"] = (real & (np.arange(length) >= length // 3)).astype(np.int64)
     return feeds
 
 
-def check(reference: Run, candidate: Run, checkpoint: Checkpoint, what: str, *, precision: str = "fp32") -> list[Parity]:
+def check(
+    reference: Run,
+    candidate: Run,
+    checkpoint: Checkpoint,
+    what: str,
+    *,
+    precision: str = "fp32",
+    paddings: tuple[str, ...] = ("right",),
+) -> list[Parity]:
     """Judge `candidate` on synthetic batches of several sizes and lengths, up to the longest that the model takes.
 
-    Raises GraphError that names `what` and the shape where it fails: a length or a branch that an exporter recorded
-    shows only away from the shape it was traced with.
+    Raises GraphError that names `what` and the first shape where it fails: a length or a branch that an exporter
+    recorded shows only away from the shape it was traced with.
     """
     lengths = sorted({min(n, checkpoint.max_positions) for n in (*LENGTHS, checkpoint.max_positions)})
-    judged = []
-    for seed, (rows, length) in enumerate([*zip(itertools.cycle(SIZES), lengths[:-1]), (1, lengths[-1])]):
-        feeds = synthetic_feeds(checkpoint, rows, length, seed=seed)
-        real = feeds["attention_mask"].astype(bool)
+    shapes = [*zip(itertools.cycle(SIZES), lengths[:-1], strict=False), (1, lengths[-1])]
+    logits = []
+    for seed, ((rows, length), padding) in enumerate(itertools.product(shapes, paddings)):
+        feeds = synthetic_feeds(checkpoint, rows, length, seed=seed, padding=padding)
+        shape = f"{rows} x {length}, {padding} padding"
         try:
             right, found = reference(feeds), candidate(feeds)
-        except RuntimeError as error:  # onnxruntime's failures are all of this kind
-            raise GraphError(f"{what} fails at {rows} x {length}: {str(error).splitlines()[0]}") from None
+        except GraphError as error:
+            raise GraphError(f"{what} fails at {shape}: {error}") from None
         if right.ndim == 3 and found.shape == right.shape:
+            real = feeds["attention_mask"].astype(bool)
             right, found = right[real], found[real]  # what stands on padding is nobody's answer
-        parity = compare(right, found, precision=precision, task=checkpoint.task, trained=False)
+        logits.append((shape, right, found))
+    spread = float(np.concatenate([right for _, right, _ in logits]).std())  # one row alone may hold two equal logits
+    judged = []
+    for shape, right, found in logits:
+        parity = compare(right, found, precision=precision, task=checkpoint.task, trained=False, spread=spread)
         if not parity.passed:
-            raise GraphError(f"{what} loses parity with eager FP32 at {rows} x {length}: {describe(parity)}")
+            raise GraphError(f"{what} loses parity at {shape}: {describe(parity)}")
         judged.append(parity)
     return judged
 
