@@ -144,9 +144,7 @@ class Dynamic:
         return self.batch_size
 
     def group(self, lengths: NDArray[np.int64]) -> list[Group]:
-        return [
-            Group(m, Padded(len(m), int(lengths[m].max()))) for m in _slices(np.arange(len(lengths)), self.batch_size)
-        ]
+        return [Group(m, Padded(len(m), int(lengths[m].max()))) for m in _slices(np.arange(len(lengths)), self.batch_size)]
 
 
 @dataclass(frozen=True)

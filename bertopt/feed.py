@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import concurrent.futures as futures
-import concurrent.futures.process
 import contextlib
 import multiprocessing
 import os
@@ -101,7 +100,7 @@ _worker_tokenizer: Tokenizer | None = None
 
 
 def _start_worker(tokenizer: Tokenizer) -> None:
-    global _worker_tokenizer  # noqa: PLW0603 - one tokenizer a process, set once before its first chunk
+    global _worker_tokenizer
     _worker_tokenizer = tokenizer
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core a worker; the pool is the parallelism
 

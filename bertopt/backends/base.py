@@ -3,7 +3,7 @@
 A back end is a module of this package with three functions:
 
     available(device) -> None | reason          `reason` is one sentence that ends in the command which would bring it
-    prepare(workspace, precision) -> Artifact   exports, rewrites or builds what it opens; may be slow, is cached by the workspace
+    prepare(workspace, precision) -> Artifact   exports, rewrites or builds what it opens; may be slow, is cached
     open(artifact, options) -> Session          a context manager
 
 A session is asynchronous: `stage` fills its own host memory and starts the copy, `launch` starts the work, and

@@ -40,6 +40,8 @@ def prepare(workspace: Any, precision: str) -> Artifact:
         if found is None:
             raise BackendUnavailable("this processor computes in neither BF16 nor FP16; the onnx rung is its fastest float")
         precision = found
+    if precision == "int8":
+        raise BackendUnavailable("INT8 wants calibration and a gate, which this version of bertopt has not yet")
     return Artifact(workspace.canonical(), precision, workspace.checkpoint.uses_type_ids)
 
 

@@ -1,0 +1,412 @@
+"""`bertopt ladder`: from a model's name and a file of texts to a run's record."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import bertopt
+from bertopt import assemble, diagnose, labels, ladder
+from bertopt.backends.base import Artifact, Options, backend
+from bertopt.batching import Bucketed, Dynamic, Fixed, Policy, batches, choose_edges, waste
+from bertopt.environment import environment
+from bertopt.errors import BertoptError, UsageError
+from bertopt.graph import parity
+from bertopt.measure import kernels
+from bertopt.model import Checkpoint, open_checkpoint
+from bertopt.records import DataInfo, LadderRecord, LengthHistogram, PolicyPadding, RungRecord, load_ladder, save
+from bertopt.run import Missing, Opened, Progress, Runner, Settings, logits_of
+from bertopt.text import Requests
+from bertopt.text import read as read_requests
+from bertopt.tokenization import Tokens, check_vocabulary, load_reference_tokenizer, load_tokenizer
+from bertopt.tokenizer_files import effective_length
+from bertopt.workspace import Workspace, save_arrays
+
+DEFAULT_LENGTH = 128  # tokens, where --seq is not given
+PASS_SECONDS = 8.0  # what one pass of the baseline may take when the number of requests is left to us
+FEWEST, MOST = 128, 8192  # requests
+WINDOWS = (32, 64, 128, 256, 512, 1024, 2048)  # pending requests, for the report's plot
+
+
+@dataclass(frozen=True)
+class Climb:
+    """Everything that `bertopt ladder` can be told."""
+
+    model: str = "demo"
+    data: Path | None = None
+    columns: dict[str, str | None] = field(default_factory=dict)  # text, text_pair, label: names or numbers
+    encoding: str = "utf-8"
+    batch_size: int = 32
+    sequence_length: int | None = None
+    limit: int | None = None
+    repeats: int = 3
+    window: int = 1024
+    rungs: tuple[str, ...] | None = None
+    ablate: bool = False
+    resume: Path | None = None
+    workers: int | None = None
+    device: str = "cpu"
+    random_weights: bool = False
+    trace: bool = False
+    out: Path | None = None
+    command: str = "bertopt ladder"
+
+
+@dataclass
+class Prepared:
+    """What all rungs of a run share."""
+
+    checkpoint: Checkpoint
+    workspace: Workspace
+    requests: Requests
+    tokens: Tokens
+    tokenizers: dict[str, Any]
+    truth: NDArray[np.int64] | None
+    notes: list[str]
+
+
+def climb(wanted: Climb, progress: Progress) -> tuple[LadderRecord, Path]:
+    """Run the ladder and write its folder. Returns the record and the folder.
+
+    Raises one of bertopt.errors for what the user can mend, before any work where it can be known before.
+    """
+    _check(wanted)
+    progress.stage("reading the model and the texts")
+    earlier = load_ladder(wanted.resume) if wanted.resume else None
+    if earlier:
+        wanted = _as_before(wanted, earlier)
+    ready = _prepare(wanted, earlier)
+    length = _length(ready.checkpoint, wanted)
+    folder = wanted.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{_slug(ready.checkpoint.name)}"
+    settings = Settings(
+        wanted.batch_size, length, wanted.repeats, max(wanted.window, wanted.batch_size), wanted.workers, wanted.device
+    )
+    edges = choose_edges(
+        ready.tokens.lengths[: max(settings.window, 2048)], length, batch_size=settings.batch_size, window=settings.window
+    )
+    ready.workspace.texts, ready.workspace.bucket_edges = ready.requests.texts, edges
+    ready.workspace.batch_size = settings.batch_size
+    runner = Runner(settings, ready.workspace, ready.requests, ready.tokens, ready.tokenizers, edges, progress)
+    try:
+        rungs = _measure_all(wanted, ready, runner, earlier, folder, progress)
+    finally:
+        runner.close()
+    record = _record(wanted, ready, settings, edges, rungs, earlier)
+    save(record, folder / "ladder.json")
+    return record, folder
+
+
+def _check(wanted: Climb) -> None:
+    for option, value in {"--bs": wanted.batch_size, "--repeats": wanted.repeats, "--window": wanted.window}.items():
+        if value < 1:
+            raise UsageError(f"{option} {value} is too small: at least 1")
+    if wanted.limit is not None and wanted.limit < 1:
+        raise UsageError(f"--limit {wanted.limit} is too small: at least 1")
+    if wanted.workers is not None and wanted.workers < 1:
+        raise UsageError(f"--workers {wanted.workers} is too small: at least 1, or auto")
+    ladder.rungs_for(wanted.device, wanted.rungs)
+    reason = backend("eager").available(wanted.device) if wanted.device == "cuda" and not wanted.resume else None
+    if reason:
+        raise UsageError(f"--device cuda cannot be had: {reason}")
+    folder = wanted.out or Path("runs")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}") from None
+
+
+def _as_before(wanted: Climb, earlier: LadderRecord) -> Climb:
+    """A resumed run measures the same work as the run that it adds to."""
+    return replace(
+        wanted,
+        batch_size=earlier.batch_size,
+        sequence_length=earlier.sequence_length,
+        limit=earlier.data.requests,
+        device=earlier.device,
+        random_weights=wanted.random_weights or earlier.model.weights == "random",
+    )
+
+
+def _prepare(wanted: Climb, earlier: LadderRecord | None) -> Prepared:
+    checkpoint = open_checkpoint(wanted.model, random_weights=wanted.random_weights)
+    if earlier and earlier.model.fingerprint != checkpoint.fingerprint:
+        raise UsageError(
+            f"the run was made with {earlier.model.name} {earlier.model.fingerprint}, and --model {wanted.model} "
+            f"is {checkpoint.fingerprint}: give the same --model"
+        )
+    length = _length(checkpoint, wanted)
+    fast = load_tokenizer(checkpoint.folder, max_length=length, model_type=checkpoint.model_type)
+    check_vocabulary(fast, checkpoint.vocab_size)
+    reference = load_reference_tokenizer(checkpoint.folder, max_length=length, model_type=checkpoint.model_type)
+    requests = _requests(wanted)
+    canonical = Path(earlier.environment["canonical_graph"]) if earlier and earlier.environment.get("canonical_graph") else None
+    workspace = Workspace(checkpoint, canonical=canonical, device=wanted.device)
+    notes: list[str] = []
+    if wanted.limit is None:
+        requests, note = _sensible_number(requests, workspace, reference, length, wanted)
+        notes.append(note)
+    if earlier and earlier.data.fingerprint != requests.fingerprint:
+        raise UsageError(
+            f"the run was made on {earlier.data.name} {earlier.data.fingerprint}, and these texts are {requests.name} "
+            f"{requests.fingerprint}: give the same --data"
+        )
+    truth = None
+    if requests.labels and checkpoint.task == "single_label" and checkpoint.labels and checkpoint.weights == "trained":
+        truth, matched = labels.match(requests.labels, checkpoint.labels, requests.name)
+        notes += matched
+    tokens = fast.encode(requests.texts, requests.pairs)
+    return Prepared(checkpoint, workspace, requests, tokens, {"fast": fast, "reference": reference}, truth, notes)
+
+
+def _length(checkpoint: Checkpoint, wanted: Climb) -> int:
+    """--seq, or DEFAULT_LENGTH where the user left it open and the model has as many positions."""
+    asked = wanted.sequence_length
+    length = effective_length(checkpoint.folder, asked, checkpoint.max_positions, name=checkpoint.name)
+    return length if asked is not None else min(length, DEFAULT_LENGTH)
+
+
+def _requests(wanted: Climb) -> Requests:
+    if wanted.data is not None:
+        return read_requests(wanted.data, limit=wanted.limit, encoding=wanted.encoding, **wanted.columns)
+    from bertopt import demo
+
+    requests = demo.texts()
+    return requests.take(np.arange(min(wanted.limit, len(requests)))) if wanted.limit else requests
+
+
+def _sensible_number(
+    requests: Requests, workspace: Workspace, tokenizer: Any, length: int, wanted: Climb
+) -> tuple[Requests, str]:
+    """As many requests as the naive service answers in PASS_SECONDS, from the time of its second batch."""
+    if len(requests) <= FEWEST:
+        return requests, f"all {len(requests)} requests of {requests.name}"
+    few = requests.take(np.arange(min(wanted.batch_size, len(requests))))
+    module = backend("eager")
+    with module.open(module.prepare(workspace, "fp32"), Options(device=wanted.device)) as session:
+        seconds = []
+        for _ in range(2):
+            start = time.perf_counter()
+            tokens = tokenizer.encode(few.texts, few.pairs)
+            logits_of(session, _all_in_one(tokens, length), len(few))
+            seconds.append(time.perf_counter() - start)
+    wish = int(len(few) * PASS_SECONDS / seconds[-1])
+    number = min(len(requests), max(FEWEST, min(MOST, wish // wanted.batch_size * wanted.batch_size)))
+    note = f"{number} of {len(requests)} requests, what the naive service answers in about {PASS_SECONDS:.0f} s (--limit)"
+    return requests.take(np.arange(number)), note
+
+
+def _all_in_one(tokens: Tokens, length: int) -> Any:
+    return batches([tokens], Fixed(len(tokens), length))
+
+
+def _measure_all(
+    wanted: Climb, ready: Prepared, runner: Runner, earlier: LadderRecord | None, folder: Path, progress: Progress
+) -> list[RungRecord]:
+    probe, reference = _reference(ready, wanted, earlier, folder)
+    done = {r.name: r for r in earlier.rungs if r.status == "measured"} if earlier else {}
+    rows = [r for r in ladder.rungs_for(wanted.device, wanted.rungs) if r.name not in done]
+    opened, records = _open_all(rows, runner, ladder.RUNGS, probe, reference, ready, progress)
+    baseline = _stored_answers(wanted.resume) if wanted.resume else None
+    records |= _in_turn(opened, runner, ready, wanted, baseline, folder, progress)
+    rungs = assemble.with_comparisons(_ordered([*done.values(), *records.values()], earlier))
+    best = assemble.best(rungs)
+    if wanted.ablate and best is not None and best.parent is not None:
+        row = next(r for r in ladder.RUNGS if r.name == best.name)
+        table = (*ladder.RUNGS, *ladder.ablations(row, wanted.device))
+        taken, failed = _open_all(table[len(ladder.RUNGS) :], runner, table, probe, reference, ready, progress)
+        failed |= _in_turn(taken, runner, ready, wanted, _stored_answers(folder), folder, progress)
+        rungs = assemble.with_comparisons([*rungs, *failed.values()])
+    return rungs
+
+
+def _ordered(records: list[RungRecord], earlier: LadderRecord | None) -> list[RungRecord]:
+    order = [r.name for r in ladder.RUNGS] + ([r.name for r in earlier.rungs] if earlier else [])
+    missing = [r for r in earlier.rungs if r.name not in {x.name for x in records}] if earlier else []
+    return sorted([*records, *missing], key=lambda r: order.index(r.name))
+
+
+def _reference(
+    ready: Prepared, wanted: Climb, earlier: LadderRecord | None, folder: Path
+) -> tuple[list[Any], NDArray[np.float32]]:
+    """Probe batches and the logits of eager FP32 on them: computed on the CPU, or those of the run that is resumed."""
+    probe = parity.probe_batches(ready.tokens, ready.checkpoint)
+    rows = parity.probe_rows(probe)
+    if earlier and wanted.resume:
+        with np.load(_inside(wanted.resume, "reference.npz")) as stored:
+            logits = stored["probe"]
+    else:
+        module = backend("eager")
+        artifact: Artifact = module.prepare(ready.workspace, "fp32")
+        with module.open(artifact, Options(pad_id=ready.checkpoint.pad_id)) as session:
+            logits = logits_of(session, probe, rows)
+    save_arrays(folder / "reference.npz", probe=logits)
+    return probe, logits
+
+
+def _open_all(
+    rows: Any, runner: Runner, table: Any, probe: Any, reference: Any, ready: Prepared, progress: Progress
+) -> tuple[list[Opened], dict[str, RungRecord]]:
+    """Open every rung that can be, and judge its parity before it is timed; records of those that cannot."""
+    opened: list[Opened] = []
+    records: dict[str, RungRecord] = {}
+    judged: dict[int, Any] = {}
+    for rung in rows:
+        progress.stage(f"preparing {rung.name}")
+        found = runner.open(rung, table)
+        if isinstance(found, Missing):
+            records[rung.name] = assemble.missing_record(found)
+            continue
+        if "padded" in found.session.layouts:
+            if id(found.session) not in judged:
+                logits = logits_of(found.session, probe, parity.probe_rows(probe))
+                judged[id(found.session)] = parity.compare(
+                    reference,
+                    logits,
+                    precision=found.session.precision,
+                    task=ready.checkpoint.task,
+                    trained=ready.checkpoint.weights == "trained",
+                )
+            found.parity = judged[id(found.session)]
+        opened.append(found)
+    return opened, records
+
+
+def _in_turn(
+    opened: list[Opened],
+    runner: Runner,
+    ready: Prepared,
+    wanted: Climb,
+    baseline: NDArray[np.float32] | None,
+    folder: Path,
+    progress: Progress,
+) -> dict[str, RungRecord]:
+    """Repeats in turn rather than one block per rung, so that a slow minute of the machine is shared by all."""
+    estimate = {o.rung.name: _seconds(o) for o in opened}
+    progress.total(sum(estimate.values()) * wanted.repeats)
+    for repeat in range(wanted.repeats):
+        ceilings: dict[Any, float] = {}
+        for rung in opened:
+            progress.stage(f"{rung.rung.name}, repeat {repeat + 1} of {wanted.repeats}")
+            runner.measure(rung, ceilings)
+            progress.advance(estimate[rung.rung.name])
+    records = {}
+    for rung in opened:
+        last = rung.repeats[-1].done
+        if rung.rung.name == "baseline":
+            baseline = last.answers.stacked()
+            save_arrays(folder / "answers.npz", baseline=baseline)
+        busy, notes = _kernels(rung, wanted, folder)
+        if wanted.trace:
+            kernels.write_trace(last, folder / f"trace-{_slug(rung.rung.name)}.json")
+        records[rung.rung.name] = assemble.measured_record(
+            rung,
+            truth=ready.truth,
+            baseline_answers=baseline,
+            labelled_head=ready.checkpoint.task in ("single_label", "token_classification"),
+            truncated=ready.tokens.truncated,
+            kernel_busy=busy,
+            notes=[*rung.notes, *notes, *rung.repeats[-1].gpu.reasons],
+        )
+    return records
+
+
+def _kernels(rung: Opened, wanted: Climb, folder: Path) -> tuple[float | None, list[str]]:
+    if wanted.device != "cuda":
+        return None, []
+    try:
+        trace = folder / f"kernels-{_slug(rung.rung.name)}.json" if wanted.trace else None
+        share, number = kernels.profile(rung.session, rung.batches[:8], rung.in_flight, trace)
+    except ImportError:
+        return None, ["kernel-busy fraction not read: it wants torch's profiler"]
+    if share is None:
+        return None, ["kernel-busy fraction not read: the profiler saw no kernels"]
+    return share, [f"{number} kernels a batch"]
+
+
+def _seconds(rung: Opened) -> float:
+    """A guess at one repeat's time, from the warm-up: for the progress bar only."""
+    shapes = len({b.layout for b in rung.batches})
+    return max(0.05, rung.warmup_s / shapes * len(rung.batches))
+
+
+def _stored_answers(run: Path | None) -> NDArray[np.float32] | None:
+    if run is None:
+        return None
+    file = _inside(run, "answers.npz")
+    if not file.exists():
+        return None
+    with np.load(file) as stored:
+        return np.asarray(stored["baseline"])
+
+
+def _inside(run: Path, name: str) -> Path:
+    return (run if run.is_dir() else run.parent) / name
+
+
+def _record(
+    wanted: Climb,
+    ready: Prepared,
+    settings: Settings,
+    edges: tuple[int, ...],
+    rungs: list[RungRecord],
+    earlier: LadderRecord | None,
+) -> LadderRecord:
+    best = assemble.best(rungs)
+    lengths = ready.tokens.lengths
+    facts = environment(wanted.device)
+    try:
+        facts["canonical_graph"] = str(ready.workspace.canonical())
+    except (BertoptError, ImportError):
+        facts["canonical_graph"] = None
+    if earlier:
+        facts["resumed_from"] = earlier.environment
+    return LadderRecord(
+        created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        command=wanted.command,
+        bertopt_version=bertopt.__version__,
+        environment=facts,
+        model=ready.checkpoint.info(),
+        data=DataInfo(
+            name=ready.requests.name,
+            requests=len(ready.requests),
+            labelled=ready.requests.labels is not None,
+            pairs=ready.requests.pairs is not None,
+            fingerprint=ready.requests.fingerprint,
+            truncated_requests=ready.tokens.truncated,
+            notes=ready.requests.notes,
+        ),
+        batch_size=settings.batch_size,
+        sequence_length=settings.sequence_length,
+        device=settings.device,
+        repeats=settings.repeats,
+        rungs=rungs,
+        best=best.name if best else None,
+        verdict=diagnose.verdict(best, rungs, settings.device),
+        lengths=_histogram(lengths),
+        padding=_paddings(lengths, settings, edges),
+        notes=ready.notes + (earlier.notes if earlier else []),
+    )
+
+
+def _histogram(lengths: NDArray[np.int64]) -> LengthHistogram:
+    p50, p90, p99 = np.percentile(lengths, [50, 90, 99], method="inverted_cdf")
+    counts = np.bincount(lengths)
+    return LengthHistogram(counts.tolist(), float(lengths.mean()), int(p50), int(p90), int(p99), int(lengths.max()))
+
+
+def _paddings(lengths: NDArray[np.int64], settings: Settings, edges: tuple[int, ...]) -> list[PolicyPadding]:
+    size = settings.batch_size
+    policies: list[Policy] = [Fixed(size, settings.sequence_length), Dynamic(size)]
+    bucketed = [Bucketed(size, edges, window) for window in WINDOWS if window >= size]
+    return [PolicyPadding(p.name, p.window, *waste(lengths, p)) for p in (*policies, *bucketed)]
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "model"

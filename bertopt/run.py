@@ -1,0 +1,242 @@
+"""Runs a ladder: opens its rungs, warms them up, measures them in turn on the same texts, and writes the record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertopt import feed, ladder
+from bertopt.backends.base import Artifact, Options, Session, backend
+from bertopt.batching import Batch, Bucketed, Dynamic, Fixed, Policy, TokenBudget, batches
+from bertopt.errors import BackendUnavailable, BertoptError, UsageError
+from bertopt.ladder import Pipeline, Rung
+from bertopt.measure import arithmetic
+from bertopt.measure.cores import usable_cores
+from bertopt.measure.gpu import GpuProbe
+from bertopt.measure.loop import Answers, replay, run_pass
+from bertopt.measure.process import ProcessProbe
+from bertopt.measure.summary import Repeat
+from bertopt.records import Parity
+from bertopt.text import Requests
+from bertopt.tokenization import Tokens
+from bertopt.workspace import Workspace
+
+BUDGETS = tuple(2**n for n in range(8, 15))  # tokens of a packed batch
+
+
+class Progress(Protocol):
+    """What the run tells whoever is waiting. Work is in seconds, estimated."""
+
+    def stage(self, text: str) -> None: ...
+    def total(self, seconds: float) -> None: ...
+    def advance(self, seconds: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the user asked for."""
+
+    batch_size: int = 32
+    sequence_length: int = 128
+    repeats: int = 3
+    window: int = 1024
+    workers: int | None = None  # None: chosen from the times of the first batches
+    device: str = "cpu"
+    in_flight: int = 2  # from prefetch on
+
+
+@dataclass
+class Opened:
+    """A rung that is ready to be measured, and what was seen of it so far."""
+
+    rung: Rung
+    pipeline: Pipeline
+    session: Session
+    policy: Policy
+    tokenizer: feed.Tokenizer
+    artifact: Artifact
+    batches: list[Batch]  # of all requests; the texts are the same in every pass
+    workers: int | None
+    in_flight: int
+    prepare_s: float
+    warmup_s: float
+    first_batch_ms: float
+    parity: Parity | None = None
+    repeats: list[Repeat] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A rung that did not get as far as being measured."""
+
+    rung: Rung
+    pipeline: Pipeline
+    status: str  # "skipped" or "failed"
+    reason: str
+
+
+class Runner:
+    """Opens and measures rungs. Sessions are shared by rungs that differ only in what feeds them, and closed together."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        workspace: Workspace,
+        requests: Requests,
+        tokens: Tokens,
+        tokenizers: dict[str, feed.Tokenizer],
+        edges: tuple[int, ...],
+        progress: Progress,
+    ) -> None:
+        self.settings, self.workspace, self.requests, self.tokens = settings, workspace, requests, tokens
+        self.tokenizers, self.edges, self.progress = tokenizers, edges, progress
+        self._sessions: dict[tuple[Any, ...], tuple[Session, Artifact, float]] = {}  # by back end, precision, pinning
+
+    def close(self) -> None:
+        for session, _, _ in self._sessions.values():
+            session.close()
+        self._sessions.clear()
+
+    def open(self, rung: Rung, table: Iterable[Rung] = ladder.RUNGS) -> Opened | Missing:
+        """Prepare, open and warm up a rung. One that cannot run here is Missing, with the reason."""
+        device = self.settings.device
+        choice = ladder.pipeline(rung, device, tuple(table))
+        try:
+            self._check_available(choice)
+            return self._open(rung, choice)
+        except (BackendUnavailable, ModuleNotFoundError) as error:
+            return Missing(rung, choice, "skipped", str(error))
+        except UsageError:
+            raise
+        except BertoptError as error:
+            return Missing(rung, choice, "failed", str(error))
+
+    def _check_available(self, choice: Pipeline) -> None:
+        try:
+            module = backend(choice.backend)
+        except ModuleNotFoundError:
+            raise BackendUnavailable(f"this version of bertopt has no {choice.backend} back end") from None
+        reason = module.available(self.settings.device)
+        if reason is not None:
+            raise BackendUnavailable(reason)
+
+    def _open(self, rung: Rung, choice: Pipeline) -> Opened:
+        start = time.perf_counter()
+        ahead = choice.feed == "workers"
+        options = Options(
+            device=self.settings.device,
+            in_flight=self.settings.in_flight if ahead else 1,
+            pinned=ahead and self.settings.device == "cuda",
+            pad_id=self.workspace.checkpoint.pad_id,
+        )
+        key = (choice.backend, choice.precision, options.pinned)
+        if key not in self._sessions:
+            module = backend(choice.backend)
+            artifact = module.prepare(self.workspace, choice.precision)
+            self._sessions[key] = (module.open(artifact, options), artifact, time.perf_counter() - start)
+        session, artifact, prepare_s = self._sessions[key]
+        policy = self.policy(choice)
+        grouped = list(batches([self.tokens], policy))
+        first_ms, warmup_s = warm_up(session, grouped)
+        opened = Opened(
+            rung=rung,
+            pipeline=choice,
+            session=session,
+            policy=policy,
+            tokenizer=self.tokenizers[choice.tokenizer],
+            artifact=artifact,
+            batches=grouped,
+            workers=None,
+            in_flight=options.in_flight,
+            prepare_s=prepare_s,
+            warmup_s=warmup_s,
+            first_batch_ms=first_ms,
+            notes=list(artifact.notes),
+        )
+        if ahead:
+            opened.workers = self._workers(opened)
+        return opened
+
+    def policy(self, choice: Pipeline) -> Policy:
+        size, longest = self.settings.batch_size, self.settings.sequence_length
+        if choice.batching == "fixed":
+            return Fixed(size, longest)
+        if choice.batching == "dynamic":
+            return Dynamic(size)
+        if choice.batching == "bucketed":
+            return Bucketed(size, self.edges, max(self.settings.window, size))
+        if choice.batching == "packed":
+            budgets = tuple(b for b in BUDGETS if b <= max(size * longest, BUDGETS[0]))
+            return TokenBudget(budgets, longest, max_rows=budgets[-1] // 8, window=self.settings.window)
+        raise UsageError(f"there is no batching policy {choice.batching!r}")
+
+    def _workers(self, opened: Opened) -> int:
+        """As asked, or as many as the first batches want: ceil(T_h / T_d), and never more than the cores."""
+        cores = usable_cores()
+        if self.settings.workers is not None:
+            if self.settings.workers > cores:
+                opened.notes.append(f"{self.settings.workers} workers were asked for; {cores} run, one a core")
+            return min(self.settings.workers, cores)
+        few = opened.batches[:: max(1, len(opened.batches) // 8)][:8]
+        rows = sum(b.rows for b in few)
+        device_ms = replay(opened.session, few, opened.in_flight) / len(few) * 1e3
+        with feed.rust_threads(False):
+            start = time.perf_counter()
+            opened.tokenizer.encode(self.requests.texts[:rows], self.requests.pairs[:rows] if self.requests.pairs else None)
+        host_ms = (time.perf_counter() - start) / len(few) * 1e3
+        wanted = arithmetic.workers_needed(host_ms, device_ms)
+        # Computation has the cores of a CPU; on a GPU one core is left for the loop.
+        chosen = max(1, min(wanted, cores if self.settings.device == "cpu" else cores - 1))
+        opened.notes.append(
+            f"workers: {host_ms:.2f} ms of tokenizing over {device_ms:.2f} ms on the device wants {wanted}; {chosen} run"
+        )
+        return chosen
+
+    def measure(self, opened: Opened, ceilings: dict[Any, float]) -> None:
+        """One repeat: the timed pass, and beside it the two ceilings. `ceilings` is shared by the rungs of one repeat."""
+        with ProcessProbe() as process, GpuProbe(self.settings.device) as gpu:
+            done = run_pass(
+                self._chunks(opened), opened.policy, opened.session, len(self.requests), opened.in_flight, time.perf_counter
+            )
+        if not done.batches:
+            raise UsageError(f"every batch of the rung {opened.rung.name} failed: {done.failures[0]}")
+        device_key = (id(opened.session), opened.policy)
+        if device_key not in ceilings:
+            seconds = replay(opened.session, opened.batches, opened.in_flight)
+            ceilings[device_key] = len(self.requests) / seconds
+        tokenizer_key = (id(opened.tokenizer), opened.workers)
+        if tokenizer_key not in ceilings:
+            start = time.perf_counter()
+            for _ in self._chunks(opened):
+                pass
+            ceilings[tokenizer_key] = len(self.requests) / (time.perf_counter() - start)
+        opened.repeats.append(Repeat(done, process, gpu, ceilings[device_key], ceilings[tokenizer_key]))
+
+    def _chunks(self, opened: Opened) -> Iterable[feed.Chunk]:
+        if opened.workers is None:
+            return feed.serial(self.requests, opened.tokenizer, rows=opened.policy.window)
+        return feed.ahead(self.requests, opened.tokenizer, workers=opened.workers)
+
+
+def warm_up(session: Session, grouped: list[Batch]) -> tuple[float, float]:
+    """Every shape once, outside the clock, since libraries compile at the first sight of one: (first batch ms, all seconds)."""
+    start = time.perf_counter()
+    first_ms = 0.0
+    for batch in {b.layout: b for b in reversed(grouped)}.values():
+        session.launch(session.stage(batch)).result()
+        first_ms = first_ms or (time.perf_counter() - start) * 1e3
+    return first_ms, time.perf_counter() - start
+
+
+def logits_of(session: Session, grouped: Iterable[Batch], requests: int) -> NDArray[np.float32]:
+    """Logits of these batches by position; [requests, labels], or [tokens, labels] for per-token heads."""
+    answers = Answers(requests)
+    for batch in grouped:
+        answers.put(batch, session.launch(session.stage(batch)).result())
+    return answers.stacked()

@@ -1,0 +1,93 @@
+"""A checkpoint's graphs, each made once and kept in the cache under the checkpoint's fingerprint.
+
+`BERTOPT_CACHE` names the cache; by default it lies in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bertopt.errors import GraphError
+from bertopt.files import write_text
+from bertopt.model import Checkpoint
+
+
+def cache_folder(*parts: str) -> Path:
+    """A folder of the cache that can be written; one under the temporary folder where the cache cannot."""
+    root = os.environ.get("BERTOPT_CACHE")
+    home = Path(root) if root else Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "bertopt"
+    folder = home.joinpath(*parts)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if os.access(folder, os.W_OK):
+            return folder
+    except OSError:
+        pass
+    folder = Path(tempfile.gettempdir(), f"bertopt-{os.getuid()}", *parts)
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+class Workspace:
+    """What back ends prepare from: the checkpoint, its canonical graph, and the rewrites of it."""
+
+    def __init__(self, checkpoint: Checkpoint, *, canonical: Path | None = None, device: str = "cpu") -> None:
+        self.checkpoint = checkpoint
+        self.device = device
+        self._canonical = canonical
+        self.texts: list[str] = []  # representative requests, for rewrites that observe ranges
+        self.bucket_edges: tuple[int, ...] = ()
+        self.batch_size = 32
+
+    @property
+    def folder(self) -> Path:
+        return cache_folder("graphs", self.checkpoint.fingerprint)
+
+    def canonical(self) -> Path:
+        """The canonical FP32 graph; exported and checked on first use, which needs torch.
+
+        Raises GraphError where the export fails or loses parity.
+        """
+        if self._canonical is None:
+            import torch
+            import transformers
+
+            from bertopt.graph.export import export
+
+            path = self.folder / f"canonical-torch{torch.__version__}-transformers{transformers.__version__}.onnx"
+            if not path.exists():
+                export(self.checkpoint.torch_module(attention="eager"), self.checkpoint, path)
+            self._canonical = path
+        if not self._canonical.exists():
+            raise GraphError(f"the exported graph {self._canonical} is gone: run the ladder again where torch is installed")
+        return self._canonical
+
+    def fused(self, *, half: bool = False) -> tuple[Path, dict[str, Any]]:
+        """The canonical graph with ONNX Runtime's fused operators, and how many of each were made.
+
+        Raises GraphError where fusion is incomplete: the rung would print a figure that it did not earn.
+        """
+        import onnxruntime
+
+        from bertopt.graph.fuse import fuse
+
+        source = self.canonical()
+        name = f"{source.stem}-fused{'-fp16' if half else ''}-ort{onnxruntime.__version__}"
+        path, counts = source.with_name(name + ".onnx"), source.with_name(name + ".json")
+        if not (path.exists() and counts.exists()):
+            fusion = fuse(source, path, self.checkpoint, half=half)
+            write_text(counts, json.dumps(fusion.counts))
+        return path, json.loads(counts.read_text())
+
+
+def save_arrays(path: Path, **arrays: Any) -> None:
+    from bertopt.files import replacing
+
+    with replacing(path) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, **arrays)

@@ -1,0 +1,91 @@
+"""Workers ahead of compute: order, bounds, and ends without a hang."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from bertopt import feed
+from bertopt.errors import WorkerError
+from bertopt.tokenization import Tokens
+from tests.fakes import WordTokenizer, requests, threads_named
+
+
+class Killer(WordTokenizer):
+    """Kills the process that tokenizes it."""
+
+    def encode(self, texts, pairs=None):
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+def ids_of(chunks):
+    return Tokens.concat([c.tokens for c in chunks]).ids
+
+
+@pytest.mark.parametrize(("workers", "depth", "rows"), itertools.product([1, 2, 8], [None, 1, 4], [1, 7, 500]))
+def test_every_combination_gives_the_serial_result(workers, depth, rows):
+    asked = requests(35)
+    ours = ids_of(feed.ahead(asked, WordTokenizer(0.2), workers=workers, depth=depth, rows=rows))
+    assert np.array_equal(ours, ids_of(feed.serial(asked, WordTokenizer(), 8)))
+
+
+def test_processes_give_the_same_and_are_never_forked():
+    asked = requests(50)
+    ours = ids_of(feed.ahead(asked, WordTokenizer(), workers=2, rows=8, processes=True))
+    assert np.array_equal(ours, ids_of(feed.serial(asked, WordTokenizer(), 8)))
+
+
+@pytest.mark.parametrize("processes", [False, True])
+def test_a_worker_that_fails_ends_the_run_with_its_own_words(processes):
+    asked = requests(100)
+    broken = WordTokenizer(fails_on=asked.texts[60])
+    with pytest.raises(WorkerError, match="cannot tokenize"):
+        list(feed.ahead(asked, broken, workers=2, rows=10, processes=processes))
+
+
+def test_a_worker_that_is_killed_is_an_error_and_no_hang():
+    start = time.perf_counter()
+    with pytest.raises(WorkerError, match="killed"):
+        list(feed.ahead(requests(100), Killer(), workers=2, rows=10, processes=True))
+    assert time.perf_counter() - start < 20
+
+
+def test_leaving_early_leaves_no_worker_behind():
+    chunks = feed.ahead(requests(400), WordTokenizer(2), workers=3, rows=2)
+    next(chunks)
+    chunks.close()
+    deadline = time.perf_counter() + 5
+    while threads_named("tokenize") and time.perf_counter() < deadline:
+        time.sleep(0.02)
+    assert not threads_named("tokenize")
+
+
+def test_no_more_chunks_than_the_depth_are_ahead():
+    started = []
+
+    class Counting(WordTokenizer):
+        def encode(self, texts, pairs=None):
+            started.append(threading.get_ident())
+            return super().encode(texts, pairs)
+
+    chunks = feed.ahead(requests(100), Counting(), workers=2, depth=3, rows=1)
+    for taken in range(1, 20):
+        next(chunks)
+        time.sleep(0.001)
+        assert len(started) <= taken + 3
+
+
+def test_no_requests_are_no_chunks():
+    assert list(feed.ahead(requests(0), WordTokenizer(), workers=2)) == []
+
+
+def test_the_rust_tokenizers_own_threads_are_off_beside_workers_and_put_back(monkeypatch):
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "kept")
+    with feed.rust_threads(False):
+        assert os.environ["TOKENIZERS_PARALLELISM"] == "false"
+    assert os.environ["TOKENIZERS_PARALLELISM"] == "kept"
