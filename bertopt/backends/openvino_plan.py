@@ -1,0 +1,32 @@
+"""An OpenVINO plan: what was compiled once is imported, in a third of the time that compiling takes."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertopt.backends.base import Options
+from bertopt.backends.host import Feeds, HostSession
+from bertopt.errors import PlanError
+from bertopt.plan import Plan
+
+
+class OpenVinoPlanSession(HostSession):
+    """Raises PlanError where OpenVINO refuses the plan."""
+
+    def __init__(self, plan: Plan, options: Options) -> None:
+        super().__init__(options, "token_type_ids" in plan.manifest.inputs)
+        import openvino as ov
+
+        try:
+            model = ov.Core().import_model(plan.read(), "CPU", {"INFERENCE_NUM_THREADS": self.threads})
+        except RuntimeError as error:
+            reason = str(error).strip().splitlines()[-1]
+            raise PlanError(f"{plan.path} is refused by {plan.manifest.version}: {reason}") from None
+        self._request = model.create_infer_request()
+        self.precision = plan.manifest.precision
+        self.version = f"{plan.manifest.version}, {model.get_property('INFERENCE_NUM_THREADS')} threads"
+
+    def compute(self, feeds: Feeds) -> NDArray[np.float32]:
+        self._request.infer(feeds, share_inputs=True)
+        return np.array(self._request.get_output_tensor(0).data, dtype=np.float32)  # a copy: the tensor is reused

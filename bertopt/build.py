@@ -1,0 +1,317 @@
+"""A graph -> a plan with its manifest: rewrite, build in a child process, judge its answers, put everything in place.
+
+`engines` finds model, texts and shapes for `bertopt build-engine` and ends here; so does the ladder's fp16 rung.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import hashlib
+import importlib
+import os
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import bertopt
+from bertopt import plan as plans
+from bertopt.batching import Batch, Padded
+from bertopt.builders import process, versions
+from bertopt.builders.process import Built, Job, Progress
+from bertopt.errors import BackendUnavailable, GraphError, UsageError
+from bertopt.plan import Manifest, Plan
+from bertopt.profiles import Profile
+
+if TYPE_CHECKING:
+    from bertopt.graph.emit import Emitted
+    from bertopt.model import Checkpoint
+    from bertopt.records import Parity
+    from bertopt.tokens import Tokens
+
+TARGETS = ("auto", "tensorrt", "tensorrt-rtx", "openvino")
+BUILDERS = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt", "openvino": "openvino"}
+OBSERVED_ROWS, ROWS_A_BATCH = 128, 16  # texts by which FP16 is judged
+JUDGED_EVERY = 4  # of those batches, the share whose answers are compared
+TACTICS = ("all", "internal")
+TACTICS_VARIABLE = "BERTOPT_TENSORRT_TACTICS"  # for whom no option reaches: "internal" where cuBLAS is absent
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Whose graph it is; all of it ends in the manifest."""
+
+    model_name: str | None = None
+    model_fingerprint: str | None = None
+    tokenizer_fingerprint: str | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A plan that was built, and everything worth telling about how."""
+
+    plan: Plan
+    target: str
+    emitted: Emitted
+    parity: Parity | None  # of its answers with the graph in FP32; None where it could not run here
+    notes: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        """For people: which target and why, what FP16 left out, whether answers held, then the manifest."""
+        said = self.emitted.report.lines() if self.emitted.report else []
+        return [*self.notes, *said, *plans.describe(self.plan.manifest)]
+
+
+def choose_target(wanted: str) -> tuple[str, str]:
+    """A target that can build here, and one sentence that says which and why.
+
+    Raises UsageError for an unknown one and BackendUnavailable, with the reason, where it cannot build.
+    """
+    if wanted not in TARGETS:
+        raise UsageError(f"--target {wanted}: one of {', '.join(TARGETS)}")
+    if wanted != "auto":
+        reason = _unavailable(wanted)
+        if reason:
+            raise BackendUnavailable(f"--target {wanted} cannot build here: {reason}")
+        return wanted, f"target {wanted}, as asked for"
+    reason = _unavailable("tensorrt")
+    if reason is None:
+        return "tensorrt", "target tensorrt"
+    fallback = _unavailable("openvino")
+    if fallback:
+        raise BackendUnavailable(f"no plan can be built here: {reason}; {fallback}")
+    return "openvino", f"target openvino: {reason}"
+
+
+def build_plan(
+    graph: Path,
+    out: Path,
+    *,
+    target: str = "auto",
+    precision: str = "fp16",
+    profiles: Sequence[Profile] = (),
+    tokens: Tokens | None = None,
+    pad_id: int = 0,
+    identity: Identity | None = None,
+    bucket_edges: Sequence[int] = (),
+    tactics: str | None = None,
+    rebuild: str = "bertopt build-engine",
+    progress: Progress | None = None,
+) -> Result:
+    """Build `graph` (canonical FP32, or emitted before) into a plan at `out`, with its manifest beside it.
+
+    `profiles` are what a TensorRT plan is built for; an OpenVINO plan takes any shape. `tokens` are real texts, by which
+    FP16 is judged before and after; without them only a graph that is FP16 already can be built. `tactics` is "all" or
+    "internal"; None takes it from the environment. `progress` is called a few times a second with the seconds that
+    passed and what is being done. Raises GraphError where the plan's answers are not the graph's. An error or Ctrl-C
+    leaves nothing behind.
+    """
+    from bertopt.graph import storage
+    from bertopt.graph.emit import emit
+
+    chosen, why = choose_target(target)
+    key, library = _library(chosen)
+    if chosen != "openvino" and not profiles:
+        raise UsageError(f"a {library} plan is built for shapes: give --profile MIN:OPT:MAX")
+    set_apart, start = options(chosen, tactics), time.monotonic()
+    batches = list(text_batches(tokens)) if tokens is not None else []
+    with _beside(out) as folder:
+        if progress is not None:
+            progress(0.0, "rewriting the graph")
+        feeds = _feeds(graph, batches, pad_id) if batches else None
+        emitted = emit(graph, folder / f"{out.name}.onnx", key, precision=precision, feeds=feeds)
+        job = Job(
+            builder=BUILDERS[chosen],
+            target=key,
+            onnx=str(emitted.path),
+            out=str(folder / out.name),
+            precision=precision,
+            fp32_nodes=emitted.fp32_nodes,
+            profiles=[str(p) for p in profiles] if chosen != "openvino" else [],
+            tactics="internal" if set_apart else "all",
+            timing_cache=str(folder / "timing"),
+            layers=str(folder / f"{out.name}.layers.json"),
+        )
+        device, capability = _device(chosen)
+        cache = timing_cache(out, library, capability)
+        with contextlib.suppress(FileNotFoundError):
+            (folder / "timing").write_bytes(cache.read_bytes())
+        built = process.run(job, progress)
+        manifest = Manifest(
+            library=library,
+            library_version=str(versions.installed(library)),
+            device_name=device,
+            compute_capability=capability,
+            precision=built.precision,
+            graph_sha256=storage.digest(graph),
+            plan_bytes=Path(job.out).stat().st_size,
+            plan_sha256=plans.sha256(Path(job.out)),
+            created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            bertopt_version=bertopt.__version__,
+            rebuild=rebuild,
+            options=set_apart,
+            groups=emitted.groups,
+            fp32_nodes=emitted.fp32_nodes,
+            profiles=job.profiles,
+            bucket_edges=list(bucket_edges),
+            inputs=built.inputs,
+            outputs=built.outputs,
+            build_s=round(time.monotonic() - start, 1),
+            layers=built.layers,
+            equivalent=_equivalent(job, out, built),
+            notes=built.notes,
+            **dataclasses.asdict(identity or Identity()),
+        )
+        if progress is not None:
+            progress(time.monotonic() - start, "judging its answers")
+        made = Plan(Path(job.out), manifest)
+        judged, verdict = judge(made, chosen, graph, emitted.path, batches[::JUDGED_EVERY], pad_id)
+        _put_in_place(folder, out, cache, keep_graph=chosen != "openvino")
+        plans.save(out, manifest)
+    return Result(Plan(out, manifest), chosen, dataclasses.replace(emitted, path=_graph_path(out)), judged, [why, verdict])
+
+
+def judge(plan: Plan, target: str, graph: Path, emitted: Path, batches: list[Batch], pad_id: int) -> tuple[Parity | None, str]:
+    """A plan's logits against its graph's in FP32 on these batches, and one sentence on it.
+
+    A plan that cannot be loaded where it is built stands in by the graph that it was built from, run on the CPU.
+    Raises GraphError where they differ by more than the precision may cost, or are NaN: such a plan is worth nothing.
+    """
+    from bertopt.graph import parity
+    from bertopt.graph.export import session
+
+    if not batches:
+        return None, "its answers were not judged: there were no texts"
+    try:
+        reference = session(graph)
+    except BackendUnavailable as error:
+        return None, f"its answers were not judged: {error}"
+    feeds = _feeds(graph, batches, pad_id)
+    right = np.concatenate([_flat(reference(feed)) for feed in feeds])
+    if target == "tensorrt-rtx":
+        stand_in = session(emitted)
+        found, what = np.concatenate([_flat(stand_in(feed)) for feed in feeds]), "its graph, on the CPU,"
+    else:
+        builder = importlib.import_module(f"bertopt.builders.{BUILDERS[target]}")
+        with builder.open_session(plan, pad_id) as opened:
+            found = np.concatenate([_flat(opened.launch(opened.stage(batch)).result()) for batch in batches])
+        what = "it"
+    precision = plan.manifest.precision
+    verdict = parity.compare(right, found, precision=precision, task="embedding", trained=False)
+    if not verdict.passed:
+        raise GraphError(f"the {precision} plan does not answer as its graph in FP32: {parity.describe(verdict)}")
+    return verdict, f"{what} was judged on {sum(b.rows for b in batches)} rows: {parity.describe(verdict)}"
+
+
+def identify(checkpoint: Checkpoint) -> Identity:
+    """A checkpoint's name and fingerprints, for a manifest."""
+    return Identity(checkpoint.name, checkpoint.fingerprint, tokenizer_fingerprint(checkpoint.folder))
+
+
+def tokenizer_fingerprint(folder: Path) -> str:
+    """First 16 hexadecimal digits of SHA-256 over the files that decide which ids a text gets."""
+    digest = hashlib.sha256()
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt"):
+        file = folder / name
+        if file.is_file():
+            digest.update(name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def text_batches(tokens: Tokens) -> Iterator[Batch]:
+    """Up to 128 of these rows, spread evenly over their lengths, in batches of like length."""
+    order = np.argsort(tokens.lengths, kind="stable")
+    order = order[np.unique(np.linspace(0, len(order) - 1, OBSERVED_ROWS).astype(np.int64))]
+    for start in range(0, len(order), ROWS_A_BATCH):
+        rows = tokens.take(order[start : start + ROWS_A_BATCH])
+        yield Batch(np.arange(len(rows)), rows, Padded(len(rows), int(rows.lengths.max())))
+
+
+def options(target: str, tactics: str | None = None) -> str:
+    """What sets a build apart from an ordinary one, in the words of its results. Raises UsageError for unknown tactics."""
+    tactics = tactics or os.environ.get(TACTICS_VARIABLE, "all")
+    if tactics not in TACTICS:
+        raise UsageError(f"tactics {tactics!r}: one of {', '.join(TACTICS)}")
+    return "cuBLAS tactics off" if tactics == "internal" and target != "openvino" else ""
+
+
+def timing_cache(out: Path, library: str, capability: str | None) -> Path:
+    """Where kernel timings are kept: beside the plan, shared by the plans of one library and kind of card."""
+    version = versions.installed(library)
+    return out.with_name(f"{library.replace(' ', '-').lower()}-{version}-{capability}.timing")
+
+
+def _feeds(graph: Path, batches: list[Batch], pad_id: int) -> list[dict[str, Any]]:
+    from bertopt.backends.host import padded_arrays
+    from bertopt.graph.emit import inputs
+
+    uses_type_ids = "token_type_ids" in inputs(graph)
+    return [padded_arrays(batch, uses_type_ids, pad_id) for batch in batches]
+
+
+def _flat(logits: Any) -> Any:
+    return logits.reshape(-1, logits.shape[-1])
+
+
+def _unavailable(target: str) -> str | None:
+    return importlib.import_module(f"bertopt.builders.{BUILDERS[target]}").unavailable(target)
+
+
+def _library(target: str) -> tuple[str, str]:
+    """Key of graph.emit.TARGETS, and the library's name."""
+    if target == "openvino":
+        return "openvino", "OpenVINO"
+    from bertopt.builders.tensorrt import row
+
+    chosen = row(target)
+    return chosen.target, chosen.library
+
+
+def _device(target: str) -> tuple[str | None, str | None]:
+    """What the plan will be bound to: this processor, this card, or (TensorRT for RTX) nothing."""
+    if target == "openvino":
+        return plans.processor(), None
+    from bertopt.backends.driver import device
+
+    card = device() if target == "tensorrt" else None
+    return (card.name, card.compute_capability) if card else (None, None)
+
+
+def _equivalent(job: Job, out: Path, built: Built) -> str | None:
+    if job.builder != "tensorrt":
+        return None
+    from bertopt.builders.tensorrt import equivalent
+
+    return equivalent(job, shlex.quote(str(_graph_path(out))), shlex.quote(str(out)), list(built.inputs))
+
+
+def _graph_path(out: Path) -> Path:
+    """Where the graph that a TensorRT plan was built from stays, for the library's own tools."""
+    return out.with_name(f"{out.name}.onnx")
+
+
+def _put_in_place(folder: Path, out: Path, cache: Path, *, keep_graph: bool) -> None:
+    for made in folder.iterdir():
+        if made.name == "timing":
+            os.replace(made, cache)
+        elif keep_graph or not made.name.startswith(f"{out.name}.onnx"):
+            os.replace(made, out.with_name(made.name))
+
+
+@contextlib.contextmanager
+def _beside(out: Path) -> Iterator[Path]:
+    """A folder beside `out` for everything half-finished; removed in any case. Raises UsageError where none can be made."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
+    except OSError as error:
+        raise UsageError(f"cannot write {out}: {error.strerror or error}") from None
+    with folder as name:
+        yield Path(name)
