@@ -82,6 +82,11 @@ def _text(field: str) -> Callable[[RungRecord], str]:
     return lambda rung: plain(getattr(rung, field))
 
 
+def _cost(rung: RungRecord) -> str:
+    """In percent, with the digits that something so small needs."""
+    return figure(None if rung.probe_cost_fraction is None else 100 * rung.probe_cost_fraction, 2)
+
+
 def _stage(name: str) -> Callable[[RungRecord], str]:
     return lambda rung: rung.stages.get(name, wording.NOT_MEASURED)
 
@@ -138,7 +143,7 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         Metric("Share of the lower one", "%", _share("ceiling_share")),
         Metric("Utilization, predicted", "%", _share("utilization_predicted")),
         *(Metric(name, "%", _share(field)) for name, field, _ in UTILIZATIONS),
-        Metric("Cost of the probes", "% of time", _share("probe_cost_fraction")),
+        Metric("Cost of the probes", "% of time", _cost),
     ),
     "Memory": (
         Metric("Process, peak", "MiB", _number("peak_process_mib")),

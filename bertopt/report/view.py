@@ -143,7 +143,7 @@ def _timeline(rungs: list[RungRecord]) -> Scale:
             words = ", ".join(f"{s.name} from {figure(s.start_ms)} to {figure(s.end_ms)} ms" for s in mine)
             tracks.append(Track(lane, segments, f"{rung.name}, {lane}: {words}"))
         strips.append(Strip(rung, tracks, f"{figure(max(s.end_ms for s in rung.timeline))} ms"))
-    return Scale([Tick(100 * (t - start) / length, f"{t:g}") for t in ticks(end)], strips)
+    return Scale([Tick(100 * (t - start) / length, f"{t:,g}") for t in ticks(end)], strips)
 
 
 def _phases(rungs: list[RungRecord]) -> Scale:
@@ -156,7 +156,7 @@ def _phases(rungs: list[RungRecord]) -> Scale:
             start += ms
         words = ", ".join(s.label for s in segments)
         strips.append(Strip(rung, [Track("", segments, f"{rung.name}: {words}")], f"{figure(start)} ms"))
-    return Scale([Tick(100 * t / longest, f"{t:g}") for t in ticks(longest)], strips)
+    return Scale([Tick(100 * t / longest, f"{t:,g}") for t in ticks(longest)], strips)
 
 
 def _parts(rung: RungRecord) -> list[tuple[str, float, str]]:
