@@ -17,11 +17,6 @@ from bertopt.measure.statistics import compare, wilson
 from bertopt.records import Interval, RungRecord
 from bertopt.run import Missing, Opened
 
-INSTALL = {
-    "tensorrt": "pip install 'bertopt[cuda]'",
-    "packed": "bertopt ladder --device cuda, on a card of compute capability 8.0 or newer",
-}
-
 
 def missing_record(missing: Missing) -> RungRecord:
     return RungRecord(
@@ -30,7 +25,7 @@ def missing_record(missing: Missing) -> RungRecord:
         parent=missing.rung.parent,
         status=missing.status,
         reason=missing.reason,
-        remedy=INSTALL.get(missing.pipeline.backend) if missing.status == "skipped" else None,
+        remedy=missing.remedy,
         stages=ladder.as_stages(missing.pipeline),
     )
 
@@ -82,6 +77,7 @@ def measured_record(
         prepare_s=opened.prepare_s,
         tokenize_ms=times.tokenize_ms,
         collate_ms=times.collate_ms,
+        launch_ms=times.launch_ms,
         copy_in_ms=times.copy_in_ms,
         device_ms=times.device_ms,
         copy_out_ms=times.copy_out_ms,

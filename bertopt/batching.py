@@ -201,18 +201,24 @@ def _slices(order: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
     return [order[i : i + size] for i in range(0, len(order), size)]
 
 
-def batches(chunks: Iterable[Tokens], policy: Policy) -> Iterator[Batch]:
-    """Batches of consecutive chunks of tokens, window by window; every request is in exactly one of them."""
+def batches(chunks: Iterable[Tokens], policy: Policy, *, first_window: int | None = None) -> Iterator[Batch]:
+    """Batches of consecutive chunks of tokens, window by window; every request is in exactly one of them.
+
+    With `first_window` the windows start that small and double up to the policy's, as they would in a service that
+    starts: a fast device would otherwise stand idle until the first whole window is tokenized.
+    """
     pending: list[Tokens] = []
     count = start = 0
+    window = min(first_window or policy.window, policy.window)
     for chunk in chunks:
         pending.append(chunk)
         count += len(chunk)
-        while count >= policy.window:
+        while count >= window:
             tokens = Tokens.concat(pending)
-            head, rest = np.arange(policy.window), np.arange(policy.window, count)
+            head, rest = np.arange(window), np.arange(window, count)
             yield from _window(tokens.take(head) if len(rest) else tokens, start, policy)
-            pending, count, start = [tokens.take(rest)] if len(rest) else [], len(rest), start + policy.window
+            pending, count, start = [tokens.take(rest)] if len(rest) else [], len(rest), start + window
+            window = min(2 * window, policy.window)
     if count:
         yield from _window(Tokens.concat(pending), start, policy)
 

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 import bertopt
 from bertopt import assemble, diagnose, labels, ladder
 from bertopt.backends.base import Artifact, Options, backend
-from bertopt.batching import Bucketed, Dynamic, Fixed, Policy, batches, choose_edges, waste
+from bertopt.batching import Batch, Bucketed, Dynamic, Fixed, Policy, batches, choose_edges, waste
 from bertopt.environment import environment
 from bertopt.errors import BertoptError, UsageError
 from bertopt.graph import parity
 from bertopt.measure import kernels
 from bertopt.model import Checkpoint, open_checkpoint
-from bertopt.records import DataInfo, LadderRecord, LengthHistogram, PolicyPadding, RungRecord, load_ladder, save
+from bertopt.records import DataInfo, LadderRecord, LengthHistogram, Parity, PolicyPadding, RungRecord, load_ladder, save
 from bertopt.run import Missing, Opened, Progress, Runner, Settings, logits_of
 from bertopt.text import Requests
 from bertopt.text import read as read_requests
@@ -263,19 +263,25 @@ def _open_all(
         if isinstance(found, Missing):
             records[rung.name] = assemble.missing_record(found)
             continue
-        if "padded" in found.session.layouts:
-            if id(found.session) not in judged:
-                logits = logits_of(found.session, probe, parity.probe_rows(probe))
-                judged[id(found.session)] = parity.compare(
-                    reference,
-                    logits,
-                    precision=found.session.precision,
-                    task=ready.checkpoint.task,
-                    trained=ready.checkpoint.weights == "trained",
-                )
-            found.parity = judged[id(found.session)]
+        if id(found.session) not in judged:
+            judged[id(found.session)] = _judge(found, probe, reference, ready.checkpoint)
+        found.parity = judged[id(found.session)]
         opened.append(found)
     return opened, records
+
+
+def _judge(rung: Opened, probe: list[Batch], reference: NDArray[np.float32], checkpoint: Checkpoint) -> Parity:
+    """Parity of a rung's session on the probe's rows, laid out as the session takes them."""
+    tokens = Tokens.concat([b.tokens for b in probe])
+    laid_out = probe if "padded" in rung.session.layouts else batches([tokens], rung.policy)
+    return parity.compare(
+        reference,
+        logits_of(rung.session, laid_out, len(tokens)),
+        precision=rung.session.precision,
+        task=checkpoint.task,
+        trained=checkpoint.weights == "trained",
+        offsets=tokens.offsets,
+    )
 
 
 def _in_turn(

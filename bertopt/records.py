@@ -108,7 +108,8 @@ class RungRecord:
 
     # Where the time goes, means per batch
     tokenize_ms: float | None = None
-    collate_ms: float | None = None
+    collate_ms: float | None = None  # grouping, padding, filling the buffers
+    launch_ms: float | None = None  # handing the work over; beside the device's work where that is asynchronous
     copy_in_ms: float | None = None
     device_ms: float | None = None
     copy_out_ms: float | None = None

@@ -18,7 +18,7 @@ from bertopt.ladder import Pipeline, Rung
 from bertopt.measure import arithmetic
 from bertopt.measure.cores import usable_cores
 from bertopt.measure.gpu import GpuProbe
-from bertopt.measure.loop import Answers, replay, run_pass
+from bertopt.measure.loop import Answers, Pass, replay, run_pass
 from bertopt.measure.process import ProcessProbe
 from bertopt.measure.summary import Repeat
 from bertopt.records import Parity
@@ -26,6 +26,7 @@ from bertopt.text import Requests
 from bertopt.tokenization import Tokens
 from bertopt.workspace import Workspace
 
+COUNTER_SECONDS = 0.5  # a window in which the card's counters tick often enough to mean something
 BUDGETS = tuple(2**n for n in range(8, 15))  # tokens of a packed batch
 
 
@@ -79,6 +80,7 @@ class Missing:
     pipeline: Pipeline
     status: str  # "skipped" or "failed"
     reason: str
+    remedy: str | None = None  # the command that would make it run
 
 
 class Runner:
@@ -111,7 +113,8 @@ class Runner:
             self._check_available(choice)
             return self._open(rung, choice)
         except (BackendUnavailable, ModuleNotFoundError) as error:
-            return Missing(rung, choice, "skipped", str(error))
+            reason, colon, remedy = str(error).rpartition(": ")
+            return Missing(rung, choice, "skipped", reason if colon else remedy, remedy if colon else None)
         except UsageError:
             raise
         except BertoptError as error:
@@ -142,7 +145,7 @@ class Runner:
             self._sessions[key] = (module.open(artifact, options), artifact, time.perf_counter() - start)
         session, artifact, prepare_s = self._sessions[key]
         policy = self.policy(choice)
-        grouped = list(batches([self.tokens], policy))
+        grouped = list(batches([self.tokens], policy, first_window=self._first_window))
         first_ms, warmup_s = warm_up(session, grouped)
         opened = Opened(
             rung=rung,
@@ -201,9 +204,7 @@ class Runner:
     def measure(self, opened: Opened, ceilings: dict[Any, float]) -> None:
         """One repeat: the timed pass, and beside it the two ceilings. `ceilings` is shared by the rungs of one repeat."""
         with ProcessProbe() as process, GpuProbe(self.settings.device) as gpu:
-            done = run_pass(
-                self._chunks(opened), opened.policy, opened.session, len(self.requests), opened.in_flight, time.perf_counter
-            )
+            done = self._pass(opened)
         if not done.batches:
             raise UsageError(f"every batch of the rung {opened.rung.name} failed: {done.failures[0]}")
         device_key = (id(opened.session), opened.policy)
@@ -216,12 +217,40 @@ class Runner:
             for _ in self._chunks(opened):
                 pass
             ceilings[tokenizer_key] = len(self.requests) / (time.perf_counter() - start)
+
+        if self.settings.device == "cuda" and done.seconds < COUNTER_SECONDS:
+            gpu = self._longer_probe(opened)
         opened.repeats.append(Repeat(done, process, gpu, ceilings[device_key], ceilings[tokenizer_key]))
+
+    def _longer_probe(self, opened: Opened) -> GpuProbe:
+        """The card's counters over passes enough for them to tick; outside the timed one."""
+        end = time.perf_counter() + COUNTER_SECONDS
+        with GpuProbe(self.settings.device) as gpu:
+            while time.perf_counter() < end:
+                self._pass(opened)
+        return gpu
+
+    def _pass(self, opened: Opened) -> Pass:
+        return run_pass(
+            self._chunks(opened),
+            opened.policy,
+            opened.session,
+            len(self.requests),
+            opened.in_flight,
+            first_window=self._first_window,
+        )
+
+    @property
+    def _first_window(self) -> int | None:
+        """A GPU is fast enough to notice the wait for a first whole window; a CPU has the padding to lose."""
+        return 4 * self.settings.batch_size if self.settings.device == "cuda" else None
 
     def _chunks(self, opened: Opened) -> Iterable[feed.Chunk]:
         if opened.workers is None:
             return feed.serial(self.requests, opened.tokenizer, rows=opened.policy.window)
-        return feed.ahead(self.requests, opened.tokenizer, workers=opened.workers)
+        # A whole window is taken at once, so the workers must be allowed to have the next one ready.
+        depth = opened.policy.window // feed.CHUNK_ROWS + 2 * opened.workers
+        return feed.ahead(self.requests, opened.tokenizer, workers=opened.workers, depth=depth)
 
 
 def warm_up(session: Session, grouped: list[Batch]) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 A back end is a module of this package with three functions:
 
-    available(device) -> None | reason          `reason` is one sentence that ends in the command which would bring it
+    available(device) -> None | reason          "what is missing", or "what is missing: the command that brings it"
     prepare(workspace, precision) -> Artifact   exports, rewrites or builds what it opens; may be slow, is cached
     open(artifact, options) -> Session          a context manager
 

@@ -30,7 +30,8 @@ class BatchTimes:
     rows: int
     taken_s: float  # the loop asked for it
     ready_s: float  # tokenized and grouped
-    launched_s: float  # staged and launched
+    staged_s: float  # in its buffers, the copy begun
+    launched_s: float
     waited_s: float  # the loop began to wait for its result
     result_s: float  # logits on the host
     done_s: float  # answers written
@@ -96,11 +97,18 @@ class Answers:
 
 
 def run_pass(
-    chunks: Iterable[Chunk], policy: Policy, session: Session, requests: int, in_flight: int, clock: Clock = time.perf_counter
+    chunks: Iterable[Chunk],
+    policy: Policy,
+    session: Session,
+    requests: int,
+    in_flight: int,
+    *,
+    first_window: int | None = None,
+    clock: Clock = time.perf_counter,
 ) -> Pass:
     """Answer every request once. Batches that raise are counted as failed and their rows as not answered."""
     done = Pass(Answers(requests))
-    waiting: collections.deque[tuple[Batch, Pending, tuple[float, float, float]]] = collections.deque()
+    waiting: collections.deque[tuple[Batch, Pending, tuple[float, float, float, float]]] = collections.deque()
 
     def finish() -> None:
         batch, pending, before = waiting.popleft()
@@ -117,7 +125,7 @@ def run_pass(
         done.batches.append(BatchTimes(batch.rows, *before, waited, arrived, clock(), pending.times))
 
     done.started_s = clock()
-    source = batches(_watched(chunks, done, clock), policy)
+    source = batches(_watched(chunks, done, clock), policy, first_window=first_window)
     while True:
         taken = clock()
         batch = next(source, None)
@@ -125,13 +133,15 @@ def run_pass(
             break
         ready = clock()
         try:
-            pending = session.launch(session.stage(batch))
+            staged = session.stage(batch)
+            in_buffers = clock()
+            pending = session.launch(staged)
         except BertoptError:
             raise
         except Exception as error:
             done.failures.append(f"{type(error).__name__}: {error}")
             continue
-        waiting.append((batch, pending, (taken, ready, clock())))
+        waiting.append((batch, pending, (taken, ready, in_buffers, clock())))
         done.count(batch)
         if len(waiting) >= in_flight:
             finish()

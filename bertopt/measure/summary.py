@@ -32,7 +32,8 @@ class Phases:
     """Mean milliseconds of one batch by phase, over all repeats."""
 
     tokenize_ms: float
-    collate_ms: float  # grouping, padding and staging, on the thread of the loop
+    collate_ms: float  # grouping, padding and filling the buffers, on the thread of the loop
+    launch_ms: float
     copy_in_ms: float | None
     device_ms: float
     copy_out_ms: float | None
@@ -40,7 +41,7 @@ class Phases:
 
     @property
     def host_ms(self) -> float:
-        """What a serial loop does between two device steps, copies included."""
+        """What a serial loop does between two device steps, copies included. Launching goes on beside the device."""
         copies = (self.copy_in_ms or 0.0) + (self.copy_out_ms or 0.0)
         return self.tokenize_ms + self.collate_ms + self.postprocess_ms + copies
 
@@ -49,7 +50,7 @@ def phases(repeats: list[Repeat]) -> Phases:
     all_batches = [b for r in repeats for b in r.done.batches]
     chunks_s = sum(c.seconds for r in repeats for c in r.done.chunks)
     waited_s = sum(r.done.waited_for_chunks_s for r in repeats)
-    loop_s = sum(b.launched_s - b.taken_s for b in all_batches)
+    loop_s = sum(b.staged_s - b.taken_s for b in all_batches)
     count = len(all_batches)
 
     def mean_of(name: str) -> float | None:
@@ -63,6 +64,7 @@ def phases(repeats: list[Repeat]) -> Phases:
         tokenize_ms=chunks_s / count * 1e3,
         # A blocking copy happens inside staging: it is the copy's time, not the collation's.
         collate_ms=max(0.0, (loop_s - waited_s) / count * 1e3 - blocking),
+        launch_ms=sum(b.launched_s - b.staged_s for b in all_batches) / count * 1e3,
         copy_in_ms=mean_of("copy_in_ms"),
         device_ms=device,
         copy_out_ms=mean_of("copy_out_ms"),
@@ -77,7 +79,7 @@ def _blocking_copies_ms(batches: list[BatchTimes]) -> float:
         if b.device.copy_in_ms is not None
         and b.device.copy_in_start_s is not None
         and b.ready_s <= b.device.copy_in_start_s
-        and b.device.copy_in_start_s + b.device.copy_in_ms / 1e3 <= b.launched_s
+        and b.device.copy_in_start_s + b.device.copy_in_ms / 1e3 <= b.staged_s
     ]
     return float(np.sum(inside)) / len(batches) if batches else 0.0
 
@@ -94,7 +96,8 @@ def predicted_utilization(times: Phases, workers: int | None) -> float:
         return arithmetic.serial_utilization(times.host_ms, times.device_ms)
     # Workers only tokenize; what is left on the loop's own thread overlaps too, since two batches are in flight.
     ahead = arithmetic.overlapped_utilization(times.tokenize_ms, times.device_ms, workers)
-    own = arithmetic.overlapped_utilization(times.collate_ms + times.postprocess_ms, times.device_ms, 1)
+    loop_ms = times.collate_ms + times.launch_ms + times.postprocess_ms
+    own = arithmetic.overlapped_utilization(loop_ms, times.device_ms, 1)
     return min(ahead, own)
 
 
@@ -128,7 +131,8 @@ def timeline(done: Pass) -> list[Span]:
     for chunk in done.chunks:
         lines.bar("host", "tokenize", chunk.start_s, chunk.start_s + chunk.seconds)
     for b in done.batches:
-        lines.bar("host", "stage and launch", b.ready_s, b.launched_s)
+        lines.bar("host", "collate", b.ready_s, b.staged_s)
+        lines.bar("host", "launch", b.staged_s, b.launched_s)
         lines.bar("post", "answers", b.result_s, b.done_s)
         start = b.device.device_start_s
         lines.bar("device", "compute", start, start + b.device.device_ms / 1e3)
