@@ -33,7 +33,8 @@ def ladder(
     encoding: options.Encoding = "utf-8",
 ) -> None:
     """Measure the naive service, then each change on the same texts: what did it bring, and what binds now?"""
-    from bertopt.climb import Climb, climb
+    from bertopt.climb import climb
+    from bertopt.prepare import Climb
     from bertopt.progress import progress
     from bertopt.report import html, terminal
 

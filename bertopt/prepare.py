@@ -1,0 +1,164 @@
+"""What a run needs before any of it is measured: options checked, model and tokenizers opened, texts read and tokenized."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertopt import labels, ladder
+from bertopt.backends.base import Options, backend
+from bertopt.batching import Fixed, batches
+from bertopt.errors import UsageError
+from bertopt.model import Checkpoint, open_checkpoint
+from bertopt.records import LadderRecord
+from bertopt.run import logits_of
+from bertopt.text import Requests
+from bertopt.text import read as read_requests
+from bertopt.tokenization import Tokens, check_vocabulary, load_reference_tokenizer, load_tokenizer
+from bertopt.tokenizer_files import effective_length
+from bertopt.workspace import Workspace
+
+DEFAULT_LENGTH = 128  # tokens, where --seq is not given
+PASS_SECONDS = 8.0  # what one pass of the baseline may take when the number of requests is left to us
+FEWEST, MOST = 128, 8192  # requests
+
+
+@dataclass(frozen=True)
+class Climb:
+    """Everything that `bertopt ladder` can be told."""
+
+    model: str = "demo"
+    data: Path | None = None
+    columns: dict[str, str | None] = field(default_factory=dict)  # text, text_pair, label: names or numbers
+    encoding: str = "utf-8"
+    batch_size: int = 32
+    sequence_length: int | None = None
+    limit: int | None = None
+    repeats: int = 3
+    window: int = 1024
+    rungs: tuple[str, ...] | None = None
+    ablate: bool = False
+    resume: Path | None = None
+    workers: int | None = None
+    device: str = "cpu"
+    random_weights: bool = False
+    trace: bool = False
+    out: Path | None = None
+    command: str = "bertopt ladder"
+
+
+@dataclass
+class Prepared:
+    """What all rungs of a run share."""
+
+    checkpoint: Checkpoint
+    workspace: Workspace
+    requests: Requests
+    tokens: Tokens
+    tokenizers: dict[str, Any]
+    truth: NDArray[np.int64] | None
+    notes: list[str]
+
+
+def check(wanted: Climb) -> None:
+    for option, value in {"--bs": wanted.batch_size, "--repeats": wanted.repeats, "--window": wanted.window}.items():
+        if value < 1:
+            raise UsageError(f"{option} {value} is too small: at least 1")
+    if wanted.limit is not None and wanted.limit < 1:
+        raise UsageError(f"--limit {wanted.limit} is too small: at least 1")
+    if wanted.workers is not None and wanted.workers < 1:
+        raise UsageError(f"--workers {wanted.workers} is too small: at least 1, or auto")
+    ladder.rungs_for(wanted.device, wanted.rungs)
+    reason = backend("eager").available(wanted.device) if wanted.device == "cuda" and not wanted.resume else None
+    if reason:
+        raise UsageError(f"--device cuda cannot be had: {reason}")
+    folder = wanted.out or Path("runs")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}") from None
+
+
+def as_before(wanted: Climb, earlier: LadderRecord) -> Climb:
+    """A resumed run measures the same work as the run that it adds to."""
+    return replace(
+        wanted,
+        batch_size=earlier.batch_size,
+        sequence_length=earlier.sequence_length,
+        limit=earlier.data.requests,
+        device=earlier.device,
+        random_weights=wanted.random_weights or earlier.model.weights == "random",
+    )
+
+
+def prepare(wanted: Climb, earlier: LadderRecord | None) -> Prepared:
+    checkpoint = open_checkpoint(wanted.model, random_weights=wanted.random_weights)
+    if earlier and earlier.model.fingerprint != checkpoint.fingerprint:
+        raise UsageError(
+            f"the run was made with {earlier.model.name} {earlier.model.fingerprint}, and --model {wanted.model} "
+            f"is {checkpoint.fingerprint}: give the same --model"
+        )
+    length = sequence_length(checkpoint, wanted)
+    fast = load_tokenizer(checkpoint.folder, max_length=length, model_type=checkpoint.model_type)
+    check_vocabulary(fast, checkpoint.vocab_size)
+    reference = load_reference_tokenizer(checkpoint.folder, max_length=length, model_type=checkpoint.model_type)
+    requests = _requests(wanted)
+    canonical = Path(earlier.environment["canonical_graph"]) if earlier and earlier.environment.get("canonical_graph") else None
+    workspace = Workspace(checkpoint, canonical=canonical, device=wanted.device)
+    notes: list[str] = []
+    if wanted.limit is None:
+        requests, note = _sensible_number(requests, workspace, reference, length, wanted)
+        notes.append(note)
+    if earlier and earlier.data.fingerprint != requests.fingerprint:
+        raise UsageError(
+            f"the run was made on {earlier.data.name} {earlier.data.fingerprint}, and these texts are {requests.name} "
+            f"{requests.fingerprint}: give the same --data"
+        )
+    truth = None
+    if requests.labels and checkpoint.task == "single_label" and checkpoint.labels and checkpoint.weights == "trained":
+        truth, matched = labels.match(requests.labels, checkpoint.labels, requests.name)
+        notes += matched
+    tokens = fast.encode(requests.texts, requests.pairs)
+    return Prepared(checkpoint, workspace, requests, tokens, {"fast": fast, "reference": reference}, truth, notes)
+
+
+def sequence_length(checkpoint: Checkpoint, wanted: Climb) -> int:
+    """--seq, or DEFAULT_LENGTH where the user left it open and the model has as many positions."""
+    asked = wanted.sequence_length
+    length = effective_length(checkpoint.folder, asked, checkpoint.max_positions, name=checkpoint.name)
+    return length if asked is not None else min(length, DEFAULT_LENGTH)
+
+
+def _requests(wanted: Climb) -> Requests:
+    if wanted.data is not None:
+        return read_requests(wanted.data, limit=wanted.limit, encoding=wanted.encoding, **wanted.columns)
+    from bertopt import demo
+
+    requests = demo.texts()
+    return requests.take(np.arange(min(wanted.limit, len(requests)))) if wanted.limit else requests
+
+
+def _sensible_number(
+    requests: Requests, workspace: Workspace, tokenizer: Any, length: int, wanted: Climb
+) -> tuple[Requests, str]:
+    """As many requests as the naive service answers in PASS_SECONDS, from the time of its second batch."""
+    if len(requests) <= FEWEST:
+        return requests, f"all {len(requests)} requests of {requests.name}"
+    few = requests.take(np.arange(min(wanted.batch_size, len(requests))))
+    module = backend("eager")
+    with module.open(module.prepare(workspace, "fp32"), Options(device=wanted.device)) as session:
+        seconds = []
+        for _ in range(2):
+            start = time.perf_counter()
+            tokens = tokenizer.encode(few.texts, few.pairs)
+            logits_of(session, batches([tokens], Fixed(len(tokens), length)), len(few))
+            seconds.append(time.perf_counter() - start)
+    wish = int(len(few) * PASS_SECONDS / seconds[-1])
+    number = min(len(requests), max(FEWEST, min(MOST, wish // wanted.batch_size * wanted.batch_size)))
+    note = f"{number} of {len(requests)} requests, what the naive service answers in about {PASS_SECONDS:.0f} s (--limit)"
+    return requests.take(np.arange(number)), note
