@@ -101,9 +101,12 @@ def load(files: list[Path]) -> dict[str, torch.Tensor]:
             tensors |= load_file(file)
             continue
         try:
-            tensors |= torch.load(file, map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, TypeError) as error:
+            stored = torch.load(file, map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
             raise ModelError(f"{file} is cut short, or holds more than plain tensors: {str(error).splitlines()[0]}") from None
+        if not isinstance(stored, dict) or not all(isinstance(t, torch.Tensor) for t in stored.values()):
+            raise ModelError(f"{file} is no checkpoint: it holds something else than tensors by name")
+        tensors |= stored
     return {current(name): tensor for name, tensor in tensors.items()}
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -31,3 +32,9 @@ def checkpoint_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
 def tiny(checkpoint_folder: Callable[..., Path]) -> Path:
     """TINY: a BERT classifier with two labels."""
     return checkpoint_folder("bert")
+
+
+@pytest.fixture
+def copy(tiny: Path, tmp_path: Path) -> Path:
+    """A TINY of one's own, to be altered."""
+    return Path(shutil.copytree(tiny, tmp_path / "copy"))

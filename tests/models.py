@@ -7,9 +7,17 @@ a real initialisation, so that the logits of different texts differ.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+    from bertopt.model import Checkpoint
+
+WEIGHTS = "model.safetensors"
 KINDS = {
     "bert": "Bert",
     "roberta": "Roberta",
@@ -120,3 +128,31 @@ def save_tokenizer(kind: str, folder: Path, *, max_length: int | None = 64) -> N
         settings["do_lower_case"] = True
         (folder / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def logits(checkpoint: Checkpoint, *, attention: str = "sdpa") -> np.ndarray:
+    """Of two rows, the second padded, with two segments."""
+    import torch
+
+    ids = torch.tensor([[2, 10, 11, 12, 13, 14, 3], [2, 20, 21, 3, 0, 0, 0]])
+    mask = (ids != 0).long()
+    ids = torch.where(mask.bool(), ids, checkpoint.pad_id)
+    types = torch.tensor([[0, 0, 0, 0, 1, 1, 1], [0, 0, 1, 1, 0, 0, 0]]) if checkpoint.uses_type_ids else None
+    with torch.no_grad():
+        return checkpoint.torch_module(attention=attention)(ids, mask, types).numpy()
+
+
+def rewrite(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    """Change a checkpoint's stored tensors: `change` gets them by name and alters the dictionary."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(folder / WEIGHTS)
+    change(tensors)
+    save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+
+def reconfigure(folder: Path, **changes: Any) -> Path:
+    """Change entries of a checkpoint's config.json."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
+    return folder

@@ -11,18 +11,16 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bertopt.batching import Batch, Padded
 from bertopt.errors import GraphError
 from bertopt.model import Checkpoint
 from bertopt.records import Parity
-
-if TYPE_CHECKING:
-    from bertopt.batching import Batch
-    from bertopt.tokenization import Tokens
+from bertopt.tokens import Tokens
 
 Feeds = dict[str, NDArray[np.int64]]  # by input name, each [rows, length]
 Run = Callable[[Feeds], NDArray[np.float32]]
@@ -117,8 +115,6 @@ def probe_batches(tokens: Tokens, checkpoint: Checkpoint, *, repeats: int = 4) -
     Rows are spread over the lengths there are, and taken again where there are too few. Positions count from 0
     through all batches. Where the model has segments and the texts are no pairs, every second batch gets segments.
     """
-    from bertopt.batching import Batch, Padded
-
     order = np.argsort(tokens.lengths, kind="stable")
     wanted = sum(SIZES) * repeats
     picked = order[np.linspace(0, len(order) - 1, wanted).round().astype(np.int64)]
@@ -180,13 +176,16 @@ def check(
 ) -> list[Parity]:
     """Judge `candidate` on synthetic batches of several sizes and lengths, up to the longest that the model takes.
 
+    All are padded in the first of `paddings`; one shape more is judged for each of the others.
+
     Raises GraphError that names `what` and the first shape where it fails: a length or a branch that an exporter
     recorded shows only away from the shape it was traced with.
     """
     lengths = sorted({min(n, checkpoint.max_positions) for n in (*LENGTHS, checkpoint.max_positions)})
-    shapes = [*zip(itertools.cycle(SIZES), lengths[:-1], strict=False), (1, lengths[-1])]
+    shapes = [(rows, length, paddings[0]) for rows, length in zip(itertools.cycle(SIZES), lengths[:-1], strict=False)]
+    shapes += [(1, lengths[-1], paddings[0]), *((3, min(16, lengths[-1]), other) for other in paddings[1:])]
     logits = []
-    for seed, ((rows, length), padding) in enumerate(itertools.product(shapes, paddings)):
+    for seed, (rows, length, padding) in enumerate(shapes):
         feeds = synthetic_feeds(checkpoint, rows, length, seed=seed, padding=padding)
         shape = f"{rows} x {length}, {padding} padding"
         try:
