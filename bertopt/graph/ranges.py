@@ -32,7 +32,7 @@ def observe_ranges(model: onnx.ModelProto, feeds: Iterable[Feeds]) -> dict[str, 
             helper.make_node("ReduceMax", [f"abs_{index}"], [f"absmax_{index}"], name=f"absmax_{index}", keepdims=0)
         )
         probed.graph.output.append(helper.make_tensor_value_info(f"absmax_{index}", TensorProto.FLOAT, []))
-    run = _runner(probed, [f"absmax_{index}" for index in range(len(names))])
+    run = runner(probed, [f"absmax_{index}" for index in range(len(names))])
     highest: NDArray[np.float64] | None = None
     for feed in feeds:
         seen = np.asarray(run(feed), dtype=np.float64)
@@ -68,7 +68,8 @@ def tensor_types(model: onnx.ModelProto) -> dict[str, int]:
     return types
 
 
-def _runner(model: onnx.ModelProto, outputs: list[str]) -> Callable[[Feeds], Any]:
+def runner(model: onnx.ModelProto, outputs: list[str]) -> Callable[[Feeds], Any]:
+    """A function from feeds to the arrays of these `outputs`, in their order."""
     try:
         import onnxruntime as ort
     except ImportError:
