@@ -104,13 +104,14 @@ def prepare(wanted: Climb, earlier: LadderRecord | None) -> Prepared:
             f"is {checkpoint.fingerprint}: give the same --model"
         )
     length = sequence_length(checkpoint, wanted)
-    fast = load_tokenizer(checkpoint.folder, max_length=length, model_type=checkpoint.model_type)
+    about: dict[str, Any] = {"max_length": length, "model_type": checkpoint.model_type, "name": checkpoint.name}
+    fast = load_tokenizer(checkpoint.folder, **about)
     check_vocabulary(fast, checkpoint.vocab_size)
-    reference = load_reference_tokenizer(checkpoint.folder, max_length=length, model_type=checkpoint.model_type)
+    reference = load_reference_tokenizer(checkpoint.folder, **about)
     requests = _requests(wanted)
     canonical = Path(earlier.environment["canonical_graph"]) if earlier and earlier.environment.get("canonical_graph") else None
     workspace = Workspace(checkpoint, canonical=canonical, device=wanted.device)
-    notes: list[str] = []
+    notes: list[str] = [*fast.notes]
     if wanted.limit is None:
         requests, note = _sensible_number(requests, workspace, reference, length, wanted)
         notes.append(note)
