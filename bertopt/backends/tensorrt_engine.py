@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
@@ -168,11 +169,7 @@ class Engine:
         self._enqueue(context)
         output = tuple(context.get_tensor_shape(self._output))
         try:
-            driver.begin_capture(self.stream.handle)
-            try:
-                self._enqueue(context)
-            finally:
-                graph = driver.end_capture(self.stream.handle)
+            graph = self._record(context)
         except RuntimeError as error:  # some kernels cannot be recorded: they go on being enqueued
             self.capture_failure = str(error)
             return output
@@ -182,6 +179,16 @@ class Engine:
         self._graphs[key] = Captured(graph, context, output)
         self.lowest_free = min(self.lowest_free, self.cuda.mem_get_info()[0])
         return output
+
+    def _record(self, context: Any) -> driver.CapturedGraph:
+        driver.begin_capture(self.stream.handle)
+        try:
+            self._enqueue(context)
+        except RuntimeError:
+            with contextlib.suppress(driver.DriverError):  # it may be broken; the stream must stop recording in any case
+                driver.end_capture(self.stream.handle).close()
+            raise
+        return driver.end_capture(self.stream.handle)
 
     def _sightings(self, key: tuple[int, Shape]) -> int:
         count = self._seen.pop(key, 0) + 1

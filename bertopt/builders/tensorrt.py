@@ -162,11 +162,11 @@ def inspect(trt: Any, log: Any, serialized: Any, path: str | None) -> Counter[st
 def count_layers(report: str) -> Counter[str]:
     """Layers of an inspector's JSON by the lowest precision among their outputs; "other" computes integers and shapes."""
     counts: Counter[str] = Counter()
-    for layer in json.loads(report)["Layers"]:
-        if isinstance(layer, str):  # a plan that was built without detailed verbosity names its layers only
+    for entry in json.loads(report)["Layers"]:
+        if isinstance(entry, str):  # a plan that was built without detailed verbosity names its layers only
             counts["not told"] += 1
             continue
-        words = " ".join(str(o.get("Format/Datatype", "")) for o in layer.get("Outputs", [])).lower().replace("/", " ").split()
+        words = " ".join(str(o.get("Format/Datatype", "")) for o in entry.get("Outputs", [])).lower().replace("/", " ").split()
         found = {PRECISIONS[word] for word in words if word in PRECISIONS}
         counts[next((p for p in ("fp8", "int8", "fp16", "bf16", "fp32") if p in found), "other")] += 1
     return counts
