@@ -45,8 +45,13 @@ def check(config: Any, auto_class: str, stored: weights.Shapes | None, kind: str
 
     from bertopt.model import HEADS
 
-    with torch.device("meta"):
-        model = _empty(config, auto_class, "eager")
+    try:
+        with torch.device("meta"):
+            model = _empty(config, auto_class, "eager")
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise ModelError(
+            f"{folder}: transformers cannot build what config.json describes: {weights.first_line(error)}"
+        ) from None
     parameters = sum(p.numel() for p in model.parameters())
     if stored is None:
         return parameters, []
@@ -131,7 +136,7 @@ def _wrapper() -> type[nn.Module]:
     class Encoder(nn.Module):
         """One signature and one output for every family and task."""
 
-        def __init__(self, model: nn.Module, checkpoint: Checkpoint) -> None:
+        def __init__(self, model: Any, checkpoint: Checkpoint) -> None:
             super().__init__()
             self.model = model
             self.task = checkpoint.task
@@ -146,7 +151,7 @@ def _wrapper() -> type[nn.Module]:
         ) -> torch.Tensor:
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
             if not self.own_mask:
-                inputs["attention_mask"] = (1.0 - attention_mask[:, None, None, :].float()) * MASKED
+                inputs["attention_mask"] = (1.0 - attention_mask[:, None, None, :].to(self.model.dtype)) * MASKED
             if self.uses_type_ids and token_type_ids is not None:
                 inputs["token_type_ids"] = token_type_ids
             elif self.one_segment:

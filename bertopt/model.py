@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,6 +138,8 @@ def open_checkpoint(name: str, *, random_weights: bool = False) -> Checkpoint:
         from bertopt import demo
 
         return _from_folder(name, name, demo.folder(), random_weights)
+    if Path(name).is_file():
+        raise ModelError(f"{name} is a file: a checkpoint is the folder that holds config.json, tokenizer and weights")
     if Path(name).is_dir():
         return _from_folder(Path(name).resolve().name, name, Path(name), random_weights)
     if random_weights and name in BUILT_IN:
@@ -164,8 +165,7 @@ def _download(name: str, random_weights: bool) -> Path:
             f"{name} is no folder, is not in the hub's cache, and the hub cannot be reached{hint}; {WHAT_WORKS_OFFLINE}"
         ) from None
     except (HfHubHTTPError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ModelError(f"{name} is no folder, and the hub does not give it: {reason}") from None
+        raise ModelError(f"{name} is no folder, and the hub does not give it: {weights.first_line(error)}") from None
     return folder
 
 
@@ -183,12 +183,8 @@ def _from_folder(name: str, source: str, folder: Path, random_weights: bool) -> 
     file = folder / "config.json"
     if not file.is_file():
         raise ModelError(f"{folder} is no checkpoint: there is no config.json in it")
-    try:
-        raw = file.read_bytes()
-        stored = json.loads(raw)
-        model_type = stored.get("model_type")
-    except (OSError, ValueError, AttributeError) as error:
-        raise ModelError(f"{file} cannot be read as a configuration: {error}") from None
+    stored = weights.read_json(file)
+    model_type = stored.get("model_type") if isinstance(stored, dict) else None
     if model_type not in FAMILIES:
         raise ModelError(f"{file}: bertopt does not serve model_type {model_type!r}, only {', '.join(FAMILIES)}")
     if stored.get("position_embedding_type", "absolute") != "absolute":
@@ -196,13 +192,17 @@ def _from_folder(name: str, source: str, folder: Path, random_weights: bool) -> 
             f"{file}: position_embedding_type {stored['position_embedding_type']!r} is not computed by transformers 5, "
             "so its answers would be wrong; only 'absolute' is served"
         )
+    if "quantization_config" in stored:
+        raise ModelError(f"{file}: the weights are quantized; bertopt starts from float weights and quantizes them itself")
     from transformers import AutoConfig
 
     try:
         config = AutoConfig.from_pretrained(folder)
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise ModelError(f"{file} cannot be read as a configuration: {str(error).splitlines()[0]}") from None
-    return _describe(name, source, folder, config, raw, random_weights=random_weights, notes=[])
+        raise ModelError(f"{file} cannot be read as a configuration: {weights.first_line(error)}") from None
+    if model_type in ROBERTA_LIKE and config.pad_token_id is None:
+        raise ModelError(f"{file}: pad_token_id is null, and a {model_type} counts its positions from it")
+    return _describe(name, source, folder, config, file.read_bytes(), random_weights=random_weights, notes=[])
 
 
 def _describe(
@@ -307,7 +307,7 @@ def _pooling(folder: Path) -> tuple[str, bool]:
     mode, normalize = "mean", False
     modules = folder / "modules.json"
     if modules.is_file():
-        for module in json.loads(modules.read_text(encoding="utf-8")):
+        for module in weights.read_json(modules):
             kind = module["type"].rsplit(".", 1)[-1]
             if kind not in {"Transformer", "Pooling", "Normalize"}:
                 raise ModelError(
@@ -316,7 +316,7 @@ def _pooling(folder: Path) -> tuple[str, bool]:
             normalize |= kind == "Normalize"
     file = folder / "1_Pooling" / "config.json"
     if file.is_file():
-        stored = json.loads(file.read_text(encoding="utf-8"))
+        stored = weights.read_json(file)
         old = [k.removeprefix("pooling_mode_") for k, v in stored.items() if k.startswith("pooling_mode_") and v is True]
         modes = stored.get("pooling_mode", old)
         modes = [modes] if isinstance(modes, str) else modes

@@ -17,6 +17,19 @@ SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 Shapes = dict[str, tuple[int, ...]]
 
 
+def read_json(file: Path) -> Any:
+    """A JSON file of a checkpoint. Raises ModelError where it cannot be read."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read as JSON: {first_line(error)}") from None
+
+
+def first_line(error: Exception) -> str:
+    """What a library said, without the page that often follows."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def find(folder: Path) -> tuple[list[Path], list[str]]:
     """The files that hold a folder's weights, and notes. Safetensors wins over a pickle that lies beside it.
 
@@ -27,9 +40,7 @@ def find(folder: Path) -> tuple[list[Path], list[str]]:
         if (folder / name).is_file():
             files = [folder / name]
         elif index.is_file():
-            files = [
-                folder / shard for shard in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-            ]
+            files = [folder / shard for shard in sorted(set(read_json(index).get("weight_map", {}).values()))]
         else:
             continue
         for file in files:
@@ -103,7 +114,7 @@ def load(files: list[Path]) -> dict[str, torch.Tensor]:
         try:
             stored = torch.load(file, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
-            raise ModelError(f"{file} is cut short, or holds more than plain tensors: {str(error).splitlines()[0]}") from None
+            raise ModelError(f"{file} is cut short, or holds more than plain tensors: {first_line(error)}") from None
         if not isinstance(stored, dict) or not all(isinstance(t, torch.Tensor) for t in stored.values()):
             raise ModelError(f"{file} is no checkpoint: it holds something else than tensors by name")
         tensors |= stored

@@ -279,5 +279,5 @@ def test_tidying_takes_identities_and_copies_out() -> None:
     model = helper.make_model(graph)
     tidy(model)
     assert [n.op_type for n in model.graph.node] == ["Add", "Add", "Add", "Identity"]  # the last one makes the output
-    assert [list(n.input) for n in model.graph.node[:2]] == [["x", "a"], ["y", "a"]]
-    assert [t.name for t in model.graph.initializer] == ["a", "other"]
+    assert [list(n.input) for n in model.graph.node[:2]] == [["x", "b"], ["y", "b"]]
+    assert [t.name for t in model.graph.initializer] == ["b", "other"]

@@ -222,9 +222,12 @@ def test_folders_that_are_no_checkpoint(tmp_path: Path, copy: Path) -> None:
         open_checkpoint(str(tmp_path))
     with pytest.raises(ModelError, match="there is no such folder"):
         open_checkpoint(str(tmp_path / "absent"))
-    (copy / "config.json").write_text("{")
-    with pytest.raises(ModelError, match="cannot be read as a configuration"):
-        open_checkpoint(str(copy))
+    with pytest.raises(ModelError, match=r"config\.json is a file: a checkpoint is the folder"):
+        open_checkpoint(str(copy / "config.json"))
+    for content, message in (("{", "cannot be read as JSON"), ("[]", "does not serve model_type None"), ("", "as JSON")):
+        (copy / "config.json").write_text(content)
+        with pytest.raises(ModelError, match=message):
+            open_checkpoint(str(copy))
 
 
 def test_a_folder_without_weights_names_what_it_has(copy: Path) -> None:
@@ -242,6 +245,10 @@ def test_a_folder_without_weights_names_what_it_has(copy: Path) -> None:
         ({"is_decoder": True}, "serves encoders only"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type 'relative_key' is not computed"),  # EXP-04
         ({"id2label": {"0": "a", "2": "b"}}, "none for index 1"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "the weights are quantized"),
+        ({"hidden_act": "no such function"}, "cannot build what config.json describes"),
+        ({"num_attention_heads": 3}, "cannot build what config.json describes"),
+        ({"model_type": "roberta", "pad_token_id": None}, "pad_token_id is null"),
     ],
 )
 def test_models_that_are_not_served(copy: Path, changes: dict[str, Any], message: str) -> None:

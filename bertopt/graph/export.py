@@ -8,6 +8,7 @@ OpenVINO and ONNX Runtime's fusion all know.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import re
 import tempfile
 import time
@@ -26,6 +27,7 @@ from bertopt.errors import BackendUnavailable, GraphError
 from bertopt.graph import parity, storage
 from bertopt.model import Checkpoint
 from bertopt.records import Parity
+from bertopt.weights import first_line
 
 if TYPE_CHECKING:
     from torch import nn
@@ -87,7 +89,7 @@ def export(
         try:
             onnx.checker.check_model(str(trial), full_check=True)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            raise GraphError(f"{what} is not valid ONNX: {str(error).splitlines()[0]}") from None
+            raise GraphError(f"{what} is not valid ONNX: {first_line(error)}") from None
         checked = parity.check(reference(module), session(trial), checkpoint, what)
     files = storage.files(path)
     return ExportReport(
@@ -150,7 +152,7 @@ def _trace(module: nn.Module, checkpoint: Checkpoint, opset: int) -> tuple[onnx.
                 **exporter_choice(torch.__version__),
             )
         except (RuntimeError, TypeError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
             raise GraphError(f"torch {torch.__version__} cannot export {checkpoint.architecture}: {reason}") from None
         model = onnx.load(file)
     messages = [str(warning.message) for warning in caught]
@@ -183,31 +185,22 @@ def tidy(model: onnx.ModelProto) -> None:
     outputs = {o.name for o in graph.output}
     renamed = {n.output[0]: n.input[0] for n in graph.node if n.op_type == "Identity" and n.output[0] not in outputs}
     seen: dict[tuple[int, tuple[int, ...], bytes], str] = {}
-    kept = []
-    for tensor in graph.initializer:
-        if not tensor.raw_data:  # a Python list of numbers, or in a file beside
-            kept.append(tensor)
+    for i in reversed(range(len(graph.initializer))):
+        tensor = graph.initializer[i]
+        if tensor.raw_data:
+            key = (tensor.data_type, tuple(tensor.dims), hashlib.sha256(tensor.raw_data).digest())
+            if seen.setdefault(key, tensor.name) != tensor.name:
+                renamed[tensor.name] = seen[key]
+                del graph.initializer[i]
+    for i in reversed(range(len(graph.node))):
+        node = graph.node[i]
+        if node.op_type == "Identity" and node.output[0] in renamed:
+            del graph.node[i]
             continue
-        first = seen.setdefault((tensor.data_type, tuple(tensor.dims), tensor.raw_data), tensor.name)
-        if first == tensor.name:
-            kept.append(tensor)
-        else:
-            renamed[tensor.name] = first
-    nodes = [n for n in graph.node if n.op_type != "Identity" or n.output[0] in outputs]
-    for node in nodes:
-        for i, name in enumerate(node.input):
+        for k, name in enumerate(node.input):
             while name in renamed:
                 name = renamed[name]
-            node.input[i] = name
-    replace_all(graph.node, nodes)
-    replace_all(graph.initializer, kept)
-
-
-def replace_all(repeated: Any, items: list[Any]) -> None:
-    """A protobuf list's items. Copies: they may be the list's own."""
-    copies = [type(item).FromString(item.SerializeToString()) for item in items]
-    del repeated[:]
-    repeated.extend(copies)
+            node.input[k] = name
 
 
 def _check_axes(model: onnx.ModelProto, checkpoint: Checkpoint, what: str) -> None:
@@ -270,12 +263,12 @@ def session(path: Path) -> parity.Run:
     try:
         opened = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no base of their own
-        raise GraphError(f"ONNX Runtime refuses {path.name}: {str(error).splitlines()[0]}") from None
+        raise GraphError(f"ONNX Runtime refuses {path.name}: {first_line(error)}") from None
 
     def run(feeds: parity.Feeds) -> NDArray[np.float32]:
         try:
             return opened.run(None, feeds)[0]
         except Exception as error:
-            raise GraphError(str(error).splitlines()[0]) from None
+            raise GraphError(first_line(error)) from None
 
     return run
