@@ -1,8 +1,8 @@
 """Who tokenizes what when: serially before each batch, or by workers ahead of compute. Order is kept; no torch in here.
 
-Workers are threads by default. The Rust tokenizer lets go of the interpreter lock, each call runs on one core, and the
-chunk's arrays need no pickling; processes are there for pure-Python tokenizers, which would hold the lock.
-A chunk is what one worker takes at a time; at most `depth` of them are finished or under way, so memory is bounded.
+Workers are threads beside a CPU's computation: the Rust tokenizer lets go of the interpreter lock and nothing is pickled.
+Beside a GPU they are processes: turning its results into arrays does hold the lock, some 4 us a row, and at tens of
+thousands of rows a second the loop that launches kernels would wait for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import contextlib
 import multiprocessing
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,7 +21,11 @@ from bertopt.errors import WorkerError
 from bertopt.text import Requests
 from bertopt.tokenization import Tokens
 
+KILLED = "a tokenizing worker was killed; a machine short of memory does that"
 CHUNK_ROWS = 128  # large enough that handing over costs nothing, small enough that the first batch comes soon
+
+
+Clock = Callable[[], float]
 
 
 class Tokenizer(Protocol):
@@ -37,40 +41,62 @@ class Chunk:
     seconds: float
 
 
-def serial(requests: Requests, tokenizer: Tokenizer, rows: int) -> Iterator[Chunk]:
+def serial(requests: Requests, tokenizer: Tokenizer, rows: int, *, clock: Clock = time.perf_counter) -> Iterator[Chunk]:
     """Tokenize `rows` requests when they are asked for, by the caller, with the Rust tokenizer's own threads."""
     with rust_threads(True):
         for texts, pairs in _slices(requests, rows):
-            yield _encode(tokenizer, texts, pairs)
+            yield _encode(tokenizer, texts, pairs, clock)
 
 
-def ahead(
-    requests: Requests,
-    tokenizer: Tokenizer,
-    *,
-    workers: int,
-    depth: int | None = None,
-    rows: int = CHUNK_ROWS,
-    processes: bool = False,
-) -> Iterator[Chunk]:
-    """Tokenize chunks of `rows` requests on `workers` threads (or processes), ahead of the caller, in order.
+class Workers:
+    """A pool that tokenizes ahead of the caller; made once, used by every pass.
 
     Raises WorkerError with the worker's own words when one fails or dies; nothing hangs, and nothing is left running.
     """
-    if workers < 1:
-        raise ValueError(f"{workers} workers cannot work ahead: use serial()")
-    pool = _pool(tokenizer, workers, processes)
-    window: collections.deque[futures.Future[Chunk]] = collections.deque()
-    try:
-        with rust_threads(False):
-            for texts, pairs in _slices(requests, rows):
-                window.append(pool.submit(_in_worker, None if processes else tokenizer, texts, pairs))
-                if len(window) >= (depth or 2 * workers):
+
+    def __init__(self, tokenizer: Tokenizer, count: int, *, processes: bool = False) -> None:
+        if count < 1:
+            raise ValueError(f"{count} workers cannot work ahead: use serial()")
+        self.count, self.processes = count, processes
+        self._tokenizer = None if processes else tokenizer  # a process has its own
+        self._pool = _pool(tokenizer, count, processes)
+        if processes:  # they start when they are first asked, which should not be inside a timed pass
+            futures.wait([self._pool.submit(_encode_in_worker, None, [""], None) for _ in range(4 * count)])
+
+    def ahead(
+        self, requests: Requests, *, depth: int | None = None, rows: int = CHUNK_ROWS, first_rows: int | None = None
+    ) -> Iterator[Chunk]:
+        """Chunks in order, at most `depth` of them finished or under way.
+
+        Chunks have `rows` requests; with `first_rows` they start that small and double, a round of the workers each.
+        """
+        window: collections.deque[futures.Future[Chunk]] = collections.deque()
+        try:
+            with rust_threads(False):
+                for texts, pairs in _slices(requests, rows, first_rows, self.count):
+                    window.append(self._submit(texts, pairs))
+                    if len(window) >= (depth or 2 * self.count):
+                        yield _take(window.popleft())
+                while window:
                     yield _take(window.popleft())
-            while window:
-                yield _take(window.popleft())
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        finally:
+            for future in window:
+                future.cancel()
+
+    def _submit(self, texts: list[str], pairs: list[str | None] | None) -> futures.Future[Chunk]:
+        try:
+            return self._pool.submit(_encode_in_worker, self._tokenizer, texts, pairs)
+        except futures.process.BrokenProcessPool:
+            raise WorkerError(KILLED) from None
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
 
 
 @contextlib.contextmanager
@@ -105,28 +131,34 @@ def _start_worker(tokenizer: Tokenizer) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core a worker; the pool is the parallelism
 
 
-def _in_worker(tokenizer: Tokenizer | None, texts: list[str], pairs: list[str | None] | None) -> Chunk:
+def _encode_in_worker(tokenizer: Tokenizer | None, texts: list[str], pairs: list[str | None] | None) -> Chunk:
     chosen = tokenizer or _worker_tokenizer
     assert chosen is not None
     return _encode(chosen, texts, pairs)
 
 
-def _encode(tokenizer: Tokenizer, texts: list[str], pairs: list[str | None] | None) -> Chunk:
-    start = time.perf_counter()
+def _encode(tokenizer: Tokenizer, texts: list[str], pairs: list[str | None] | None, clock: Clock = time.perf_counter) -> Chunk:
+    start = clock()
     tokens = tokenizer.encode(texts, pairs)
-    return Chunk(tokens, start, time.perf_counter() - start)
+    return Chunk(tokens, start, clock() - start)
 
 
 def _take(future: futures.Future[Chunk]) -> Chunk:
     try:
         return future.result()
     except futures.process.BrokenProcessPool:
-        raise WorkerError("a tokenizing worker was killed; a machine short of memory does that") from None
+        raise WorkerError(KILLED) from None
     except Exception as error:
         raise WorkerError(f"a tokenizing worker failed: {type(error).__name__}: {error}") from error
 
 
-def _slices(requests: Requests, rows: int) -> Iterator[tuple[list[str], list[str | None] | None]]:
-    for start in range(0, len(requests), rows):
-        stop = start + rows
+def _slices(
+    requests: Requests, rows: int, first_rows: int | None = None, per_round: int = 1
+) -> Iterator[tuple[list[str], list[str | None] | None]]:
+    size, start, taken = min(first_rows or rows, rows), 0, 0
+    while start < len(requests):
+        stop = start + size
         yield requests.texts[start:stop], requests.pairs[start:stop] if requests.pairs is not None else None
+        start, taken = stop, taken + 1
+        if taken % per_round == 0:
+            size = min(2 * size, rows)

@@ -98,12 +98,16 @@ class Runner:
     ) -> None:
         self.settings, self.workspace, self.requests, self.tokens = settings, workspace, requests, tokens
         self.tokenizers, self.edges, self.progress = tokenizers, edges, progress
+        self._pools: dict[tuple[int, int], feed.Workers] = {}  # by tokenizer and number of workers
         self._sessions: dict[tuple[Any, ...], tuple[Session, Artifact, float]] = {}  # by back end, precision, pinning
 
     def close(self) -> None:
         for session, _, _ in self._sessions.values():
             session.close()
         self._sessions.clear()
+        for pool in self._pools.values():
+            pool.close()
+        self._pools.clear()
 
     def open(self, rung: Rung, table: Iterable[Rung] = ladder.RUNGS) -> Opened | Missing:
         """Prepare, open and warm up a rung. One that cannot run here is Missing, with the reason."""
@@ -164,6 +168,7 @@ class Runner:
         )
         if ahead:
             opened.workers = self._workers(opened)
+            self._pool(opened.tokenizer, opened.workers)
         return opened
 
     def policy(self, choice: Pipeline) -> Policy:
@@ -243,14 +248,21 @@ class Runner:
     @property
     def _first_window(self) -> int | None:
         """A GPU is fast enough to notice the wait for a first whole window; a CPU has the padding to lose."""
-        return 4 * self.settings.batch_size if self.settings.device == "cuda" else None
+        return self.settings.window // 2 if self.settings.device == "cuda" else None
 
     def _chunks(self, opened: Opened) -> Iterable[feed.Chunk]:
         if opened.workers is None:
             return feed.serial(self.requests, opened.tokenizer, rows=opened.policy.window)
         # A whole window is taken at once, so the workers must be allowed to have the next one ready.
         depth = opened.policy.window // feed.CHUNK_ROWS + 2 * opened.workers
-        return feed.ahead(self.requests, opened.tokenizer, workers=opened.workers, depth=depth)
+        first_rows = feed.CHUNK_ROWS // 4 if self._first_window else None
+        return self._pool(opened.tokenizer, opened.workers).ahead(self.requests, depth=depth, first_rows=first_rows)
+
+    def _pool(self, tokenizer: feed.Tokenizer, workers: int) -> feed.Workers:
+        key = (id(tokenizer), workers)
+        if key not in self._pools:
+            self._pools[key] = feed.Workers(tokenizer, workers, processes=self.settings.device == "cuda")
+        return self._pools[key]
 
 
 def warm_up(session: Session, grouped: list[Batch]) -> tuple[float, float]:

@@ -14,14 +14,27 @@ from bertopt.text import Requests
 from bertopt.tokenization import Tokens
 
 
+class FakeClock:
+    """A clock that only its own sleep moves, so that what is measured does not depend on the machine."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 class WordTokenizer:
     """A token a word: its length. `slow_ms` is spent on every call without holding the interpreter's lock."""
 
-    def __init__(self, slow_ms: float = 0.0, fails_on: str | None = None) -> None:
-        self.slow_ms, self.fails_on = slow_ms, fails_on
+    def __init__(self, slow_ms: float = 0.0, fails_on: str | None = None, clock: FakeClock | None = None) -> None:
+        self.slow_ms, self.fails_on, self.clock = slow_ms, fails_on, clock
 
     def encode(self, texts: list[str], pairs: list[str | None] | None = None) -> Tokens:
-        time.sleep(self.slow_ms / 1e3)
+        (self.clock.sleep if self.clock else time.sleep)(self.slow_ms / 1e3)
         if self.fails_on is not None and self.fails_on in texts:
             raise ValueError(f"cannot tokenize {self.fails_on!r}")
         return Tokens.from_rows([[len(word) for word in text.split()] or [0] for text in texts])
@@ -33,8 +46,8 @@ class FakePending:
 
     def result(self) -> np.ndarray:
         end = self._start_s + self._session.device_ms / 1e3
-        while (left := end - time.perf_counter()) > 0:
-            time.sleep(left)
+        while (left := end - self._session.clock()) > 1e-9:
+            self._session.sleep(left)
         return self._logits
 
     @property
@@ -49,8 +62,10 @@ class FakeSession:
     version = "fake"
     layouts: ClassVar[tuple[str, ...]] = ("padded", "packed")
 
-    def __init__(self, device_ms: float = 0.0, fails: tuple[int, ...] = ()) -> None:
+    def __init__(self, device_ms: float = 0.0, fails: tuple[int, ...] = (), clock: FakeClock | None = None) -> None:
         self.device_ms, self.fails, self.launched = device_ms, fails, 0
+        self.clock = clock or time.perf_counter
+        self.sleep = clock.sleep if clock else time.sleep
         self._free_s = 0.0
 
     def stage(self, batch: Batch) -> Batch:
@@ -60,7 +75,7 @@ class FakeSession:
         self.launched += 1
         if self.launched in self.fails:
             raise RuntimeError("out of memory")
-        start = max(time.perf_counter(), self._free_s)
+        start = max(self.clock(), self._free_s)
         self._free_s = start + self.device_ms / 1e3
         starts = staged.tokens.offsets[:-1]
         rows = np.add.reduceat(staged.tokens.ids, starts).astype(np.float32)

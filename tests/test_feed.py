@@ -23,6 +23,11 @@ class Killer(WordTokenizer):
         raise AssertionError
 
 
+def ahead(asked, tokenizer, count, *, processes=False, **how):
+    with feed.Workers(tokenizer, count, processes=processes) as workers:
+        yield from workers.ahead(asked, **how)
+
+
 def ids_of(chunks):
     return Tokens.concat([c.tokens for c in chunks]).ids
 
@@ -30,14 +35,26 @@ def ids_of(chunks):
 @pytest.mark.parametrize(("workers", "depth", "rows"), itertools.product([1, 2, 8], [None, 1, 4], [1, 7, 500]))
 def test_every_combination_gives_the_serial_result(workers, depth, rows):
     asked = requests(35)
-    ours = ids_of(feed.ahead(asked, WordTokenizer(0.2), workers=workers, depth=depth, rows=rows))
+    ours = ids_of(ahead(asked, WordTokenizer(0.2), workers, depth=depth, rows=rows))
     assert np.array_equal(ours, ids_of(feed.serial(asked, WordTokenizer(), 8)))
 
 
 def test_processes_give_the_same_and_are_never_forked():
     asked = requests(50)
-    ours = ids_of(feed.ahead(asked, WordTokenizer(), workers=2, rows=8, processes=True))
+    ours = ids_of(ahead(asked, WordTokenizer(), 2, rows=8, processes=True))
     assert np.array_equal(ours, ids_of(feed.serial(asked, WordTokenizer(), 8)))
+
+
+def test_chunks_start_small_and_double_a_round():
+    sizes = [len(c.tokens) for c in ahead(requests(60), WordTokenizer(), 2, rows=16, first_rows=4)]
+    assert sizes == [4, 4, 8, 8, 16, 16, 4]
+
+
+def test_a_pool_serves_pass_after_pass():
+    asked = requests(40)
+    with feed.Workers(WordTokenizer(), 2) as workers:
+        passes = [ids_of(workers.ahead(asked, rows=8)) for _ in range(3)]
+    assert all(np.array_equal(p, passes[0]) for p in passes)
 
 
 @pytest.mark.parametrize("processes", [False, True])
@@ -45,18 +62,18 @@ def test_a_worker_that_fails_ends_the_run_with_its_own_words(processes):
     asked = requests(100)
     broken = WordTokenizer(fails_on=asked.texts[60])
     with pytest.raises(WorkerError, match="cannot tokenize"):
-        list(feed.ahead(asked, broken, workers=2, rows=10, processes=processes))
+        list(ahead(asked, broken, 2, rows=10, processes=processes))
 
 
 def test_a_worker_that_is_killed_is_an_error_and_no_hang():
     start = time.perf_counter()
     with pytest.raises(WorkerError, match="killed"):
-        list(feed.ahead(requests(100), Killer(), workers=2, rows=10, processes=True))
+        list(ahead(requests(100), Killer(), 2, rows=10, processes=True))
     assert time.perf_counter() - start < 20
 
 
 def test_leaving_early_leaves_no_worker_behind():
-    chunks = feed.ahead(requests(400), WordTokenizer(2), workers=3, rows=2)
+    chunks = ahead(requests(400), WordTokenizer(2), 3, rows=2)
     next(chunks)
     chunks.close()
     deadline = time.perf_counter() + 5
@@ -73,7 +90,7 @@ def test_no_more_chunks_than_the_depth_are_ahead():
             started.append(threading.get_ident())
             return super().encode(texts, pairs)
 
-    chunks = feed.ahead(requests(100), Counting(), workers=2, depth=3, rows=1)
+    chunks = ahead(requests(100), Counting(), 2, depth=3, rows=1)
     for taken in range(1, 20):
         next(chunks)
         time.sleep(0.001)
@@ -81,7 +98,7 @@ def test_no_more_chunks_than_the_depth_are_ahead():
 
 
 def test_no_requests_are_no_chunks():
-    assert list(feed.ahead(requests(0), WordTokenizer(), workers=2)) == []
+    assert list(ahead(requests(0), WordTokenizer(), 2)) == []
 
 
 def test_the_rust_tokenizers_own_threads_are_off_beside_workers_and_put_back(monkeypatch):

@@ -7,12 +7,12 @@ import pytest
 
 from bertopt import feed
 from bertopt.batching import Bucketed, Dynamic, Fixed, TokenBudget, batches
-from bertopt.measure import arithmetic, summary
+from bertopt.measure import summary
 from bertopt.measure.gpu import GpuProbe
 from bertopt.measure.loop import replay, run_pass
 from bertopt.measure.process import ProcessProbe
 from bertopt.run import warm_up
-from tests.fakes import FakeSession, WordTokenizer, requests, right_answers
+from tests.fakes import FakeClock, FakeSession, WordTokenizer, requests, right_answers
 
 
 @pytest.mark.parametrize("policy", [Fixed(8, 16), Dynamic(8), Bucketed(8, (4, 8, 16), 32), TokenBudget((64, 128), 16, 64)])
@@ -21,7 +21,7 @@ from tests.fakes import FakeSession, WordTokenizer, requests, right_answers
 def test_answers_come_back_in_the_order_the_requests_came(policy, workers, in_flight):
     asked = requests(101)
     tokenizer = WordTokenizer()
-    chunks = feed.ahead(asked, tokenizer, workers=workers, rows=7) if workers else feed.serial(asked, tokenizer, 7)
+    chunks = feed.Workers(tokenizer, workers).ahead(asked, rows=7) if workers else feed.serial(asked, tokenizer, 7)
     done = run_pass(chunks, policy, FakeSession(0.2), len(asked), in_flight)
     assert np.array_equal(done.answers.stacked(), right_answers(asked))
     assert done.rows == 101
@@ -66,32 +66,31 @@ def test_replay_leaves_staging_outside_the_clock():
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
 def test_predicted_utilization_is_what_a_slowed_host_gives(share):
-    """The device takes 20 ms a batch; the host is slowed so that a blocking loop is busy `share` of the time."""
-    asked, device_ms = requests(80), 20.0
+    """The host is slowed so that a blocking loop has the device busy `share` of the time."""
+    asked, device_ms, clock = requests(80), 20.0, FakeClock()
     host_ms = device_ms * (1 - share) / share
-    done = run_pass(feed.serial(asked, WordTokenizer(host_ms), 8), Fixed(8, 16), FakeSession(device_ms), 80, 1)
+    chunks = feed.serial(asked, WordTokenizer(host_ms, clock=clock), 8, clock=clock)
+    done = run_pass(chunks, Fixed(8, 16), FakeSession(device_ms, clock=clock), 80, 1, clock=clock)
     repeat = summary.Repeat(done, ProcessProbe(), GpuProbe("cpu"), 1.0, 1.0)
     predicted = summary.predicted_utilization(summary.phases([repeat]), None)
-    assert predicted == pytest.approx(share, abs=0.1)
-    assert summary.span_utilization(done) == pytest.approx(predicted, abs=0.1)
+    assert predicted == pytest.approx(share, abs=1e-6)
+    assert summary.span_utilization(done) == pytest.approx(predicted, abs=1e-6)
 
 
-def test_workers_raise_utilization_as_predicted():
-    asked, device_ms = requests(320), 8.0
+def test_more_workers_keep_the_device_busier():
+    asked, device_ms = requests(160), 8.0
     slow = WordTokenizer(24.0)
-    assert arithmetic.workers_needed(24.0, device_ms) == 3
     shares = []
     for workers in (1, 3):
-        chunks = feed.ahead(asked, slow, workers=workers, rows=8)
-        done = run_pass(chunks, Fixed(8, 16), FakeSession(device_ms), 320, 2)
+        chunks = feed.Workers(slow, workers).ahead(asked, rows=8)
+        done = run_pass(chunks, Fixed(8, 16), FakeSession(device_ms), 160, 2)
         shares.append(summary.span_utilization(done))
-    assert shares[0] == pytest.approx(1 / 3, abs=0.1)
-    assert shares[1] > 0.85
+    assert shares[1] > 1.3 * shares[0]
 
 
 def test_the_timeline_lies_within_its_batch():
     asked = requests(80)
-    done = run_pass(feed.ahead(asked, WordTokenizer(1), workers=1, rows=8), Fixed(8, 16), FakeSession(2), 80, 2)
+    done = run_pass(feed.Workers(WordTokenizer(1), 1).ahead(asked, rows=8), Fixed(8, 16), FakeSession(2), 80, 2)
     spans = summary.timeline(done)
     assert {s.lane for s in spans} >= {"host", "device"}
     assert all(0 <= s.start_ms < s.end_ms for s in spans)
