@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -68,6 +68,7 @@ class Opened:
     warmup_s: float
     first_batch_ms: float
     parity: Parity | None = None
+    broken: str | None = None  # what a library said when it could not go on; the rung is not measured further
     repeats: list[Repeat] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -109,13 +110,15 @@ class Runner:
             pool.close()
         self._pools.clear()
 
-    def open(self, rung: Rung, table: Iterable[Rung] = ladder.RUNGS) -> Opened | Missing:
-        """Prepare, open and warm up a rung. One that cannot run here is Missing, with the reason."""
+    def open(self, rung: Rung, table: Iterable[Rung], judge: Callable[[Opened], Parity]) -> Opened | Missing:
+        """Prepare, open, warm up and judge a rung. One that cannot run here is Missing, with the reason."""
         device = self.settings.device
         choice = ladder.pipeline(rung, device, tuple(table))
         try:
             self._check_available(choice)
-            return self._open(rung, choice)
+            opened = self._open(rung, choice)
+            opened.parity = judge(opened)
+            return opened
         except (BackendUnavailable, ModuleNotFoundError) as error:
             reason, colon, remedy = str(error).rpartition(": ")
             return Missing(rung, choice, "skipped", reason if colon else remedy, remedy if colon else None)
@@ -123,6 +126,8 @@ class Runner:
             raise
         except BertoptError as error:
             return Missing(rung, choice, "failed", str(error))
+        except Exception as error:  # whatever a library raises: this rung fails, and the others are measured
+            return Missing(rung, choice, "failed", _words(error))
 
     def _check_available(self, choice: Pipeline) -> None:
         try:
@@ -191,7 +196,7 @@ class Runner:
             if self.settings.workers > cores:
                 opened.notes.append(f"{self.settings.workers} workers were asked for; {cores} run, one a core")
             return min(self.settings.workers, cores)
-        few = opened.batches[:: max(1, len(opened.batches) // 8)][:8]
+        few = opened.batches[:: max(1, len(opened.batches) // 4)][:4]
         rows = sum(b.rows for b in few)
         device_ms = replay(opened.session, few, opened.in_flight) / len(few) * 1e3
         with feed.rust_threads(False):
@@ -208,10 +213,21 @@ class Runner:
 
     def measure(self, opened: Opened, ceilings: dict[Any, float]) -> None:
         """One repeat: the timed pass, and beside it the two ceilings. `ceilings` is shared by the rungs of one repeat."""
+        if opened.broken is not None:
+            return
+        try:
+            self._measure(opened, ceilings)
+        except BertoptError:
+            raise
+        except Exception as error:  # as in open
+            opened.broken = _words(error)
+
+    def _measure(self, opened: Opened, ceilings: dict[Any, float]) -> None:
         with ProcessProbe() as process, GpuProbe(self.settings.device) as gpu:
             done = self._pass(opened)
         if not done.batches:
-            raise UsageError(f"every batch of the rung {opened.rung.name} failed: {done.failures[0]}")
+            opened.broken = f"every batch failed: {done.failures[0]}"
+            return
         device_key = (id(opened.session), opened.policy)
         if device_key not in ceilings:
             seconds = replay(opened.session, opened.batches, opened.in_flight)
@@ -263,6 +279,11 @@ class Runner:
         if key not in self._pools:
             self._pools[key] = feed.Workers(tokenizer, workers, processes=self.settings.device == "cuda")
         return self._pools[key]
+
+
+def _words(error: Exception) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def warm_up(session: Session, grouped: list[Batch]) -> tuple[float, float]:
