@@ -57,7 +57,13 @@ def main() -> None:
     some = tokens.take(np.arange(min(1024, len(tokens))))
     prepare(trained, tokens, options.out / "trained", truth=truth)
     prepare(base, some, options.out / "bert-base")
-    prepare(open_checkpoint(str(tiny), random_weights=True), some, options.out / "overflow", change=overflow)
+    prepare(open_checkpoint(str(tiny), random_weights=True), of_lengths(16, 64, 160), options.out / "overflow", change=overflow)
+
+
+def of_lengths(*lengths: int, each: int = 100) -> Tokens:
+    """Random tokens in rows of these lengths, one after the other."""
+    offsets = np.append(0, np.cumsum(np.tile(lengths, each)))
+    return Tokens(np.random.default_rng(0).integers(1000, 20_000, offsets[-1]).astype(np.int32), offsets)
 
 
 def configuration(like: Path, folder: Path, **changes: Any) -> Path:
