@@ -18,6 +18,11 @@ from bertopt.records import Interval, RungRecord
 from bertopt.run import Missing, Opened
 
 
+def broken_record(opened: Opened) -> RungRecord:
+    """A rung that stopped while it was measured: it has no figures."""
+    return missing_record(Missing(opened.rung, opened.pipeline, "failed", opened.broken or ""))
+
+
 def missing_record(missing: Missing) -> RungRecord:
     return RungRecord(
         name=missing.rung.name,
@@ -42,6 +47,7 @@ def measured_record(
 ) -> RungRecord:
     """Median figures over the repeats. `truth` is the class of each request, where the file has labels that the model knows."""
     repeats, last = opened.repeats, opened.repeats[-1].done
+    worst = max((r.done for r in repeats), key=lambda done: len(done.failures))
     speeds = [r.done.throughput_seq_s for r in repeats]
     times = summary.phases(repeats)
     broken = broken_answers(opened)
@@ -68,8 +74,8 @@ def measured_record(
         repeats_seq_s=speeds,
         throughput_tokens_s=median(r.done.real_tokens / r.done.seconds for r in repeats),
         requests=last.rows,
-        batches=len(last.batches),
-        failed_batches=len(last.failures),
+        batches=len(last.batches) + len(last.failures),
+        failed_batches=len(worst.failures),
         truncated_requests=truncated,
         batch_ms=summary.batch_percentiles(repeats),
         warmup_s=opened.warmup_s,
@@ -102,7 +108,7 @@ def measured_record(
         label_agreement=agreement(last, baseline_answers) if labelled_head else None,
         gate="not gated" if opened.rung.gated else None,
         timeline=summary.timeline(last),
-        notes=notes + [f"{len(last.failures)} batches failed, the first with: {text}" for text in last.failures[:1]],
+        notes=notes + [f"{len(worst.failures)} batches failed, the first with: {text}" for text in worst.failures[:1]],
     )
 
 
@@ -111,7 +117,9 @@ def broken_answers(opened: Opened) -> str | None:
     done = opened.repeats[-1].done
     if opened.parity is not None and not opened.parity.passed:
         return f"parity with eager FP32 is broken: {parity.describe(opened.parity)}"
-    if not done.failures and not np.isfinite(done.answers.stacked()).all():
+    logits = done.answers.stacked()
+    empty = len(logits) - done.rows if done.answers.logits is not None else 0  # of failed batches: NaN, and no answers
+    if (~np.isfinite(logits).all(axis=1)).sum() > empty:
         return "some logits are NaN or infinite"
     return None
 
@@ -128,11 +136,12 @@ def accuracy(done: Pass, truth: NDArray[np.int64] | None) -> Interval | None:
 
 
 def agreement(done: Pass, baseline: NDArray[np.float32] | None) -> float | None:
-    """Share of rows whose class is the baseline's."""
+    """Share of the rows that both answered whose class is the baseline's."""
     ours: Any = done.answers.stacked()
     if baseline is None or ours.shape != baseline.shape:
         return None
-    return float((classes(ours) == classes(baseline)).mean())
+    both = np.isfinite(ours).all(axis=1) & np.isfinite(baseline).all(axis=1)
+    return float((classes(ours) == classes(baseline))[both].mean()) if both.any() else None
 
 
 def with_comparisons(rungs: list[RungRecord]) -> list[RungRecord]:
@@ -149,12 +158,14 @@ def with_comparisons(rungs: list[RungRecord]) -> list[RungRecord]:
                 changes["speedup_over_baseline"] = rung.throughput_seq_s / baseline.throughput_seq_s
             if parent is not None and parent.throughput_seq_s:
                 changes["speedup_over_parent"] = rung.throughput_seq_s / parent.throughput_seq_s
-                changes["parent_verdict"] = compare(rung.repeats_seq_s, parent.repeats_seq_s)
+                if len(rung.repeats_seq_s) > 1 < len(parent.repeats_seq_s):  # one repeat has no spread to judge by
+                    changes["parent_verdict"] = compare(rung.repeats_seq_s, parent.repeats_seq_s)
         compared.append(dataclasses.replace(rung, **changes))
     return compared
 
 
 def best(rungs: list[RungRecord]) -> RungRecord | None:
-    """The fastest rung whose answers are right; a gated one only when its gate passed."""
-    fit = [r for r in rungs if r.status == "measured" and r.throughput_seq_s and r.gate in (None, "passed")]
+    """The fastest rung whose answers are right; a gated one only when its gate passed. Ablations only explain it."""
+    known = {rung.name for rung in ladder.RUNGS}
+    fit = [r for r in rungs if r.name in known and r.status == "measured" and r.throughput_seq_s and r.gate in (None, "passed")]
     return max(fit, key=lambda r: r.throughput_seq_s or 0.0, default=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,14 @@ from bertopt.batching import Batch, Bucketed, Dynamic, Fixed, Policy, batches, c
 from bertopt.environment import environment
 from bertopt.errors import BertoptError
 from bertopt.graph import parity
+from bertopt.ladder import Rung
 from bertopt.measure import kernels
 from bertopt.model import Checkpoint
 from bertopt.prepare import Climb, Prepared, as_before, check, prepare, sequence_length
 from bertopt.records import DataInfo, LadderRecord, LengthHistogram, Parity, PolicyPadding, RungRecord, load_ladder, save
 from bertopt.run import Missing, Opened, Progress, Runner, Settings, logits_of
 from bertopt.tokenization import Tokens
-from bertopt.workspace import save_arrays
+from bertopt.workspace import load_array, run_folder, save_arrays
 
 WINDOWS = (32, 64, 128, 256, 512, 1024, 2048)  # pending requests, for the report's plot
 
@@ -34,14 +36,21 @@ def climb(wanted: Climb, progress: Progress) -> tuple[LadderRecord, Path]:
 
     Raises one of bertopt.errors for what the user can mend, before any work where it can be known before.
     """
-    check(wanted)
-    progress.stage("reading the model and the texts")
     earlier = load_ladder(wanted.resume) if wanted.resume else None
     if earlier:
         wanted = as_before(wanted, earlier)
+    check(wanted)
+    folder = wanted.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{_slug(Path(wanted.model).resolve().name)}"
+    with run_folder(folder) as fresh:
+        record = _climb(wanted, earlier, fresh, progress)
+        save(record, fresh / "ladder.json")
+    return record, folder
+
+
+def _climb(wanted: Climb, earlier: LadderRecord | None, folder: Path, progress: Progress) -> LadderRecord:
+    progress.stage("reading the model and the texts")
     ready = prepare(wanted, earlier)
     length = sequence_length(ready.checkpoint, wanted)
-    folder = wanted.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{_slug(ready.checkpoint.name)}"
     settings = Settings(
         wanted.batch_size, length, wanted.repeats, max(wanted.window, wanted.batch_size), wanted.workers, wanted.device
     )
@@ -55,28 +64,31 @@ def climb(wanted: Climb, progress: Progress) -> tuple[LadderRecord, Path]:
         rungs = _measure_all(wanted, ready, runner, earlier, folder, progress)
     finally:
         runner.close()
-    record = _record(wanted, ready, settings, edges, rungs, earlier)
-    save(record, folder / "ladder.json")
-    return record, folder
+    return _record(wanted, ready, settings, edges, rungs, earlier, progress)
 
 
 def _measure_all(
     wanted: Climb, ready: Prepared, runner: Runner, earlier: LadderRecord | None, folder: Path, progress: Progress
 ) -> list[RungRecord]:
-    probe, reference = _reference(ready, wanted, earlier, folder)
+    probe, reference = _reference(ready, wanted, folder)
     done = {r.name: r for r in earlier.rungs if r.status == "measured"} if earlier else {}
-    rows = [r for r in ladder.rungs_for(wanted.device, wanted.rungs) if r.name not in done]
-    opened, records = _open_all(rows, runner, ladder.RUNGS, probe, reference, ready, progress)
     baseline = _stored_answers(wanted.resume) if wanted.resume else None
-    records |= _in_turn(opened, runner, ready, wanted, baseline, folder, progress)
-    rungs = assemble.with_comparisons(_ordered([*done.values(), *records.values()], earlier))
+
+    def measure(rows: Sequence[Rung], table: Sequence[Rung]) -> list[RungRecord]:
+        nonlocal baseline
+        rows = [r for r in rows if r.name not in done]
+        opened, records = _open_all(rows, runner, table, probe, reference, ready, progress)
+        more, baseline = _in_turn(opened, runner, ready, wanted, baseline, folder, progress)
+        return [*records, *more]
+
+    records = measure(ladder.rungs_for(wanted.device, wanted.rungs), ladder.RUNGS)
+    rungs = assemble.with_comparisons(_ordered([*done.values(), *records], earlier))
     best = assemble.best(rungs)
     if wanted.ablate and best is not None and best.parent is not None:
-        row = next(r for r in ladder.RUNGS if r.name == best.name)
-        table = (*ladder.RUNGS, *ladder.ablations(row, wanted.device))
-        taken, failed = _open_all(table[len(ladder.RUNGS) :], runner, table, probe, reference, ready, progress)
-        failed |= _in_turn(taken, runner, ready, wanted, _stored_answers(folder), folder, progress)
-        rungs = assemble.with_comparisons([*rungs, *failed.values()])
+        rows = ladder.ablations(next(r for r in ladder.RUNGS if r.name == best.name), wanted.device)
+        rungs = assemble.with_comparisons([*rungs, *measure(rows, (*ladder.RUNGS, *rows))])
+    if baseline is not None:
+        save_arrays(folder / "answers.npz", baseline=baseline)
     return rungs
 
 
@@ -86,42 +98,48 @@ def _ordered(records: list[RungRecord], earlier: LadderRecord | None) -> list[Ru
     return sorted([*records, *missing], key=lambda r: order.index(r.name))
 
 
-def _reference(
-    ready: Prepared, wanted: Climb, earlier: LadderRecord | None, folder: Path
-) -> tuple[list[Any], NDArray[np.float32]]:
+def _reference(ready: Prepared, wanted: Climb, folder: Path) -> tuple[list[Batch], NDArray[np.float32]]:
     """Probe batches and the logits of eager FP32 on them: computed on the CPU, or those of the run that is resumed."""
     probe = parity.probe_batches(ready.tokens, ready.checkpoint)
-    rows = parity.probe_rows(probe)
-    if earlier and wanted.resume:
-        with np.load(_inside(wanted.resume, "reference.npz")) as stored:
-            logits = stored["probe"]
+    if wanted.resume:
+        logits = load_array(_inside(wanted.resume, "reference.npz"), "probe")
     else:
         module = backend("eager")
         artifact: Artifact = module.prepare(ready.workspace, "fp32")
         with module.open(artifact, Options(pad_id=ready.checkpoint.pad_id)) as session:
-            logits = logits_of(session, probe, rows)
+            logits = logits_of(session, probe, parity.probe_rows(probe))
     save_arrays(folder / "reference.npz", probe=logits)
     return probe, logits
 
 
 def _open_all(
-    rows: Any, runner: Runner, table: Any, probe: Any, reference: Any, ready: Prepared, progress: Progress
-) -> tuple[list[Opened], dict[str, RungRecord]]:
+    rows: Sequence[Rung],
+    runner: Runner,
+    table: Sequence[Rung],
+    probe: list[Batch],
+    reference: NDArray[np.float32],
+    ready: Prepared,
+    progress: Progress,
+) -> tuple[list[Opened], list[RungRecord]]:
     """Open every rung that can be, and judge its parity before it is timed; records of those that cannot."""
     opened: list[Opened] = []
-    records: dict[str, RungRecord] = {}
-    judged: dict[int, Any] = {}
+    missing: list[RungRecord] = []
+    judged: dict[int, Parity] = {}
+
+    def judge(rung: Opened) -> Parity:
+        key = id(rung.session)  # rungs that differ only in what feeds them share one
+        if key not in judged:
+            judged[key] = _judge(rung, probe, reference, ready.checkpoint)
+        return judged[key]
+
     for rung in rows:
         progress.stage(f"preparing {rung.name}")
-        found = runner.open(rung, table)
+        found = runner.open(rung, table, judge)
         if isinstance(found, Missing):
-            records[rung.name] = assemble.missing_record(found)
-            continue
-        if id(found.session) not in judged:
-            judged[id(found.session)] = _judge(found, probe, reference, ready.checkpoint)
-        found.parity = judged[id(found.session)]
-        opened.append(found)
-    return opened, records
+            missing.append(assemble.missing_record(found))
+        else:
+            opened.append(found)
+    return opened, missing
 
 
 def _judge(rung: Opened, probe: list[Batch], reference: NDArray[np.float32], checkpoint: Checkpoint) -> Parity:
@@ -146,8 +164,8 @@ def _in_turn(
     baseline: NDArray[np.float32] | None,
     folder: Path,
     progress: Progress,
-) -> dict[str, RungRecord]:
-    """Repeats in turn rather than one block per rung, so that a slow minute of the machine is shared by all."""
+) -> tuple[list[RungRecord], NDArray[np.float32] | None]:
+    """Records, and the baseline's answers. Repeats in turn, not a block per rung: a slow minute is shared by all."""
     estimate = {o.rung.name: _seconds(o) for o in opened}
     progress.total(sum(estimate.values()) * wanted.repeats)
     for repeat in range(wanted.repeats):
@@ -156,25 +174,29 @@ def _in_turn(
             progress.stage(f"{rung.rung.name}, repeat {repeat + 1} of {wanted.repeats}")
             runner.measure(rung, ceilings)
             progress.advance(estimate[rung.rung.name])
-    records = {}
+    records = []
     for rung in opened:
+        if rung.broken is not None:
+            records.append(assemble.broken_record(rung))
+            continue
         last = rung.repeats[-1].done
         if rung.rung.name == "baseline":
             baseline = last.answers.stacked()
-            save_arrays(folder / "answers.npz", baseline=baseline)
         busy, notes = _kernels(rung, wanted, folder)
         if wanted.trace:
             kernels.write_trace(last, folder / f"trace-{_slug(rung.rung.name)}.json")
-        records[rung.rung.name] = assemble.measured_record(
-            rung,
-            truth=ready.truth,
-            baseline_answers=baseline,
-            labelled_head=ready.checkpoint.task in ("single_label", "token_classification"),
-            truncated=ready.tokens.truncated,
-            kernel_busy=busy,
-            notes=[*rung.notes, *notes, *rung.repeats[-1].gpu.reasons],
+        records.append(
+            assemble.measured_record(
+                rung,
+                truth=ready.truth,
+                baseline_answers=baseline,
+                labelled_head=ready.checkpoint.task in ("single_label", "token_classification"),
+                truncated=ready.tokens.truncated,
+                kernel_busy=busy,
+                notes=[*rung.notes, *notes, *rung.repeats[-1].gpu.reasons],
+            )
         )
-    return records
+    return records, baseline
 
 
 def _kernels(rung: Opened, wanted: Climb, folder: Path) -> tuple[float | None, list[str]]:
@@ -196,14 +218,10 @@ def _seconds(rung: Opened) -> float:
     return max(0.05, rung.warmup_s / shapes * len(rung.batches))
 
 
-def _stored_answers(run: Path | None) -> NDArray[np.float32] | None:
-    if run is None:
-        return None
+def _stored_answers(run: Path) -> NDArray[np.float32] | None:
+    """The baseline's answers of an earlier run; None where its baseline failed."""
     file = _inside(run, "answers.npz")
-    if not file.exists():
-        return None
-    with np.load(file) as stored:
-        return np.asarray(stored["baseline"])
+    return load_array(file, "baseline") if file.exists() else None
 
 
 def _inside(run: Path, name: str) -> Path:
@@ -217,13 +235,15 @@ def _record(
     edges: tuple[int, ...],
     rungs: list[RungRecord],
     earlier: LadderRecord | None,
+    progress: Progress,
 ) -> LadderRecord:
     best = assemble.best(rungs)
     lengths = ready.tokens.lengths
     facts = environment(wanted.device)
+    progress.stage("exporting the graph, for --resume")
     try:
         facts["canonical_graph"] = str(ready.workspace.canonical())
-    except (BertoptError, ImportError):
+    except (BertoptError, OSError):  # what was measured stands without it
         facts["canonical_graph"] = None
     if earlier:
         facts["resumed_from"] = earlier.environment

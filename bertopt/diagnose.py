@@ -38,23 +38,27 @@ Rule = Callable[[Evidence], Verdict | None]
 
 
 def verdict(best: RungRecord | None, rungs: list[RungRecord], device: str, limits: Thresholds | None = None) -> Verdict | None:
-    """The first finding of RULES on the best rung; None where nothing was measured."""
+    """The first finding of RULES on the best rung; None where nothing was measured, or too little to tell."""
     if best is None or best.throughput_seq_s is None:
         return None
     evidence = Evidence(best, rungs, device, limits or Thresholds())
-    return next(finding for rule in RULES if (finding := rule(evidence)) is not None)
+    return next((finding for rule in RULES if (finding := rule(evidence)) is not None), None)
 
 
 def tokenize_bound(e: Evidence) -> Verdict | None:
     best = e.best
-    if not _lower_is_tokenizer(best) or (best.ceiling_share or 0) < e.limits.reached:
+    if not _lower_is(best, best.tokenizer_ceiling_seq_s) or not _reached(e):
         return None
-    workers = best.workers or 1
+    if best.workers is None:
+        how, what_next = "serially", "tokenize ahead of compute (--rungs prefetch)"
+    else:
+        how = f"with {best.workers} worker{'s' if best.workers > 1 else ''}"
+        what_next = f"more workers if there are cores for them (--workers {best.workers + 1}), or a host with more"
     return Verdict(
         "the tokenizer",
-        f"it delivers {best.tokenizer_ceiling_seq_s:,.0f} seq/s on its own with {workers} worker(s), and the device could take "
+        f"it delivers {best.tokenizer_ceiling_seq_s:,.0f} seq/s on its own {how}, and the device could take "
         f"{best.device_ceiling_seq_s:,.0f}; {best.name} reaches {best.ceiling_share:.0%} of the lower",
-        f"more tokenizing workers if there are cores for them (--workers {workers + 1}), or another host for them",
+        what_next,
     )
 
 
@@ -75,17 +79,18 @@ def padding_waste(e: Evidence) -> Verdict | None:
     best = e.best
     if best.padding_fraction is None or best.padding_fraction < e.limits.padding:
         return None
+    attention = "" if best.attention_waste_fraction is None else f", and {best.attention_waste_fraction:.0%} of attention"
+    wider = f"a --window beyond {best.window:,} requests" if best.window else "a wider --window"
     return Verdict(
         "padding",
-        f"{best.padding_fraction:.0%} of the tokens that {best.name} computes are padding, and "
-        f"{best.attention_waste_fraction or 0:.0%} of attention",
-        "length buckets (--rungs bucketed) or a wider --window",
+        f"{best.padding_fraction:.0%} of the tokens that {best.name} computes are padding{attention}",
+        wider if best.stages.get("batching") in ("bucketed", "packed") else "length buckets (--rungs bucketed)",
     )
 
 
 def compute_bound(e: Evidence) -> Verdict | None:
     best = e.best
-    if _lower_is_tokenizer(best) or (best.ceiling_share or 0) < e.limits.reached:
+    if not _lower_is(best, best.device_ceiling_seq_s) or not _reached(e):
         return None
     where = "the processor's" if e.device == "cpu" else "the GPU's"
     return Verdict(
@@ -99,16 +104,25 @@ def compute_bound(e: Evidence) -> Verdict | None:
 
 def host_bound(e: Evidence) -> Verdict | None:
     best = e.best
+    phases = {"device time": best.device_ms, "tokenizing": best.tokenize_ms, "collation": best.collate_ms}
+    if best.ceiling_share is None or None in phases.values():
+        return None
     return Verdict(
         "the host's own loop",
-        f"{best.name} reaches {best.ceiling_share or 0:.0%} of its lower ceiling: a batch takes {best.device_ms or 0:.1f} ms "
-        f"of device time, {best.tokenize_ms or 0:.1f} of tokenizing and {best.collate_ms or 0:.1f} of collation",
+        f"{best.name} reaches {best.ceiling_share:.0%} of its lower ceiling: a batch takes "
+        + ", ".join(f"{ms:.1f} ms of {what}" for what, ms in phases.items()),
         "a larger --bs, and a look at the timeline of its batch",
     )
 
 
-def _lower_is_tokenizer(best: RungRecord) -> bool:
-    return (best.tokenizer_ceiling_seq_s or 0.0) < (best.device_ceiling_seq_s or 0.0)
+def _reached(e: Evidence) -> bool:
+    return e.best.ceiling_share is not None and e.best.ceiling_share >= e.limits.reached
+
+
+def _lower_is(best: RungRecord, ceiling: float | None) -> bool:
+    """Whether this one of the two ceilings is the lower; nobody knows where one was not measured."""
+    both = best.tokenizer_ceiling_seq_s, best.device_ceiling_seq_s
+    return None not in both and ceiling == min(filter(None, both))
 
 
 RULES: tuple[Rule, ...] = (tokenize_bound, launch_bound, padding_waste, compute_bound, host_bound)

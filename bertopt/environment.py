@@ -70,7 +70,9 @@ def _version(name: str) -> str | None:
 def _card() -> dict[str, Any]:
     try:
         import pynvml
-
+    except ImportError:
+        return {"gpu": "not read: nvidia-ml-py is not installed"}
+    try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
@@ -79,7 +81,7 @@ def _card() -> dict[str, Any]:
             "compute_capability": f"{major}.{minor}",
             "driver": pynvml.nvmlSystemGetDriverVersion(),
         }
-    except (ImportError, pynvml.NVMLError) as error:
+    except pynvml.NVMLError as error:
         return {"gpu": f"not read: {error}"}
 
 

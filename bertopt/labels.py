@@ -30,5 +30,7 @@ def match(found: list[str], names: list[str], source: str) -> tuple[NDArray[np.i
         kind = "has no names for its labels" if all(GENERIC.fullmatch(n) for n in names) else f"calls them {', '.join(names)}"
         note = f"labels are numbers in {source} and were taken for indices; the model {kind}: check that the order agrees"
         return np.array([by_id[label] for label in found], dtype=np.int64), [note]
-    row, label = next((i, x) for i, x in enumerate(found, 1) if by_name[x] is None and x not in by_id)
+    unknown = [label for label, index in by_name.items() if index is None]
+    label = next((label for label in unknown if label not in by_id), unknown[0])  # some may be names and others numbers
+    row = found.index(label) + 1
     raise DataError(f"{source}, row {row}: the model has no label {label!r}; it knows {', '.join(names)}")

@@ -19,13 +19,25 @@ from bertopt.records import LadderRecord
 from bertopt.run import logits_of
 from bertopt.text import Requests
 from bertopt.text import read as read_requests
-from bertopt.tokenization import Tokens, check_vocabulary, load_reference_tokenizer, load_tokenizer
+from bertopt.tokenization import (
+    BertReference,
+    FastTokenizer,
+    RowAtATime,
+    Tokens,
+    check_vocabulary,
+    load_reference_tokenizer,
+    load_tokenizer,
+    probe_mismatches,
+)
 from bertopt.tokenizer_files import effective_length
 from bertopt.workspace import Workspace
 
 DEFAULT_LENGTH = 128  # tokens, where --seq is not given
 PASS_SECONDS = 8.0  # what one pass of the baseline may take when the number of requests is left to us
 FEWEST, MOST = 128, 8192  # requests
+PROBED = 512  # requests on which the two tokenizers are compared
+
+Reference = BertReference | RowAtATime
 
 
 @dataclass(frozen=True)
@@ -66,6 +78,7 @@ class Prepared:
 
 
 def check(wanted: Climb) -> None:
+    """UsageError for what is wrong whatever the model and the texts are."""
     for option, value in {"--bs": wanted.batch_size, "--repeats": wanted.repeats, "--window": wanted.window}.items():
         if value < 1:
             raise UsageError(f"{option} {value} is too small: at least 1")
@@ -74,20 +87,17 @@ def check(wanted: Climb) -> None:
     if wanted.workers is not None and wanted.workers < 1:
         raise UsageError(f"--workers {wanted.workers} is too small: at least 1, or auto")
     ladder.rungs_for(wanted.device, wanted.rungs)
-    reason = backend("eager").available(wanted.device) if wanted.device == "cuda" and not wanted.resume else None
+    reason = None if wanted.resume else backend("eager").available(wanted.device)
     if reason:
-        raise UsageError(f"--device cuda cannot be had: {reason}")
-    folder = wanted.out or Path("runs")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}") from None
+        raise UsageError(f"there is no baseline on {wanted.device}: {reason}")
 
 
 def as_before(wanted: Climb, earlier: LadderRecord) -> Climb:
     """A resumed run measures the same work as the run that it adds to."""
+    windows = [r.window for r in earlier.rungs if r.window and r.bucket_edges]
     return replace(
         wanted,
+        window=windows[0] if windows else wanted.window,
         batch_size=earlier.batch_size,
         sequence_length=earlier.sequence_length,
         limit=earlier.data.requests,
@@ -97,6 +107,7 @@ def as_before(wanted: Climb, earlier: LadderRecord) -> Climb:
 
 
 def prepare(wanted: Climb, earlier: LadderRecord | None) -> Prepared:
+    requests = _requests(wanted)
     checkpoint = open_checkpoint(wanted.model, random_weights=wanted.random_weights)
     if earlier and earlier.model.fingerprint != checkpoint.fingerprint:
         raise UsageError(
@@ -108,24 +119,45 @@ def prepare(wanted: Climb, earlier: LadderRecord | None) -> Prepared:
     fast = load_tokenizer(checkpoint.folder, **about)
     check_vocabulary(fast, checkpoint.vocab_size)
     reference = load_reference_tokenizer(checkpoint.folder, **about)
-    requests = _requests(wanted)
-    canonical = Path(earlier.environment["canonical_graph"]) if earlier and earlier.environment.get("canonical_graph") else None
-    workspace = Workspace(checkpoint, canonical=canonical, device=wanted.device)
-    notes: list[str] = [*fast.notes]
-    if wanted.limit is None:
-        requests, note = _sensible_number(requests, workspace, reference, length, wanted)
-        notes.append(note)
     if earlier and earlier.data.fingerprint != requests.fingerprint:
         raise UsageError(
             f"the run was made on {earlier.data.name} {earlier.data.fingerprint}, and these texts are {requests.name} "
             f"{requests.fingerprint}: give the same --data"
         )
-    truth = None
-    if requests.labels and checkpoint.task == "single_label" and checkpoint.labels and checkpoint.weights == "trained":
-        truth, matched = labels.match(requests.labels, checkpoint.labels, requests.name)
-        notes += matched
+    truth, notes = _truth(requests, checkpoint)
+    workspace = Workspace(checkpoint, canonical=_exported(earlier), device=wanted.device)
+    if wanted.limit is None:
+        requests, note = _sensible_number(requests, workspace, reference, length, wanted)
+        notes.append(note)
+        truth = None if truth is None else truth[: len(requests)]
+    notes += [*fast.notes, *_tokenizer_notes(fast, reference, requests)]
     tokens = fast.encode(requests.texts, requests.pairs)
     return Prepared(checkpoint, workspace, requests, tokens, {"fast": fast, "reference": reference}, truth, notes)
+
+
+def _truth(requests: Requests, checkpoint: Checkpoint) -> tuple[NDArray[np.int64] | None, list[str]]:
+    """The class of each request, and notes; None where the file has no labels or the model's mean nothing."""
+    if requests.labels and checkpoint.task == "single_label" and checkpoint.labels and checkpoint.weights == "trained":
+        return labels.match(requests.labels, checkpoint.labels, requests.name)
+    return None, []
+
+
+def _exported(earlier: LadderRecord | None) -> Path | None:
+    """The graph that the earlier run exported, where it still lies there."""
+    path = earlier and earlier.environment.get("canonical_graph")
+    return Path(path) if path and Path(path).exists() else None
+
+
+def _tokenizer_notes(fast: FastTokenizer, reference: Reference, requests: Requests) -> list[str]:
+    """What a reader should know: how the naive one works, and rows that hold nothing or that the two see differently."""
+    few = requests.take(range(min(PROBED, len(requests))))
+    rows: dict[str, list[int]] = {}
+    for position, reason in probe_mismatches(fast, reference, few.texts, few.pairs):
+        rows.setdefault(reason, []).append(position + 1)
+    found = [f"{len(n)} of the first {len(few)} requests: {reason} (row {n[0]} first)" for reason, n in rows.items()]
+    if isinstance(reference, RowAtATime):
+        found.append(f"no pure-Python tokenizer serves {fast.name}: the baseline calls the {reference.description}")
+    return found
 
 
 def sequence_length(checkpoint: Checkpoint, wanted: Climb) -> int:
@@ -145,14 +177,14 @@ def _requests(wanted: Climb) -> Requests:
 
 
 def _sensible_number(
-    requests: Requests, workspace: Workspace, tokenizer: Any, length: int, wanted: Climb
+    requests: Requests, workspace: Workspace, tokenizer: Reference, length: int, wanted: Climb
 ) -> tuple[Requests, str]:
     """As many requests as the naive service answers in PASS_SECONDS, from the time of its second batch."""
     if len(requests) <= FEWEST:
         return requests, f"all {len(requests)} requests of {requests.name}"
     few = requests.take(np.arange(min(wanted.batch_size, len(requests))))
-    module = backend("eager")
-    with module.open(module.prepare(workspace, "fp32"), Options(device=wanted.device)) as session:
+    module, options = backend("eager"), Options(device=wanted.device, pad_id=workspace.checkpoint.pad_id)
+    with module.open(module.prepare(workspace, "fp32"), options) as session:
         seconds = []
         for _ in range(2):
             start = time.perf_counter()

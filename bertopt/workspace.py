@@ -5,16 +5,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import tempfile
+import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from bertopt.errors import GraphError
-from bertopt.files import write_text
+from bertopt.errors import BackendUnavailable, GraphError, UsageError
+from bertopt.files import replacing, write_text
 from bertopt.model import Checkpoint
 
 
@@ -50,13 +55,16 @@ class Workspace:
         return cache_folder("graphs", self.checkpoint.fingerprint)
 
     def canonical(self) -> Path:
-        """The canonical FP32 graph; exported and checked on first use, which needs torch.
+        """The canonical FP32 graph: the one that was given, or exported and checked on first use, which needs torch.
 
-        Raises GraphError where the export fails or loses parity.
+        Raises GraphError where the export fails or loses parity, or the given one is absent; BackendUnavailable without torch.
         """
         if self._canonical is None:
-            import torch
-            import transformers
+            try:
+                import torch
+                import transformers
+            except ImportError as error:
+                raise BackendUnavailable(f"exporting the graph wants {error.name}: pip install 'bertopt[torch]'") from None
 
             from bertopt.graph.export import export
 
@@ -65,7 +73,7 @@ class Workspace:
                 export(self.checkpoint.torch_module(attention="eager"), self.checkpoint, path)
             self._canonical = path
         if not self._canonical.exists():
-            raise GraphError(f"the exported graph {self._canonical} is gone: run the ladder again where torch is installed")
+            raise GraphError(f"there is no graph {self._canonical}")
         return self._canonical
 
     def fused(self, *, half: bool = False) -> tuple[Path, dict[str, Any]]:
@@ -86,8 +94,47 @@ class Workspace:
         return path, json.loads(counts.read_text())
 
 
-def save_arrays(path: Path, **arrays: Any) -> None:
-    from bertopt.files import replacing
+@contextlib.contextmanager
+def run_folder(folder: Path) -> Iterator[Path]:
+    """A new folder beside `folder`; its files are moved there when the block ends well, and nothing is left when it does not.
 
+    Raises UsageError where `folder` cannot be written, before the block is entered.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"cannot write to {folder}: it is no folder")
+    home = folder if folder.is_dir() else folder.parent
+    missing = [parent for parent in (home, *home.parents) if not parent.exists()]
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=home))
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror or error}") from None
+    try:
+        yield fresh
+        try:
+            folder.mkdir(exist_ok=True)
+            for file in sorted(fresh.iterdir(), key=lambda f: f.name == "ladder.json"):  # last: it says that all is there
+                os.replace(file, folder / file.name)
+        except OSError as error:
+            raise UsageError(f"cannot write to {folder}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        with contextlib.suppress(OSError):  # not empty: the run is there
+            for parent in missing:
+                parent.rmdir()
+
+
+def save_arrays(path: Path, **arrays: Any) -> None:
     with replacing(path) as temporary, open(temporary, "wb") as file:
         np.savez_compressed(file, **arrays)
+
+
+def load_array(path: Path, name: str) -> NDArray[np.float32]:
+    """One of the arrays that `save_arrays` wrote. Raises UsageError where it cannot be read."""
+    try:
+        with np.load(path) as stored:
+            return np.asarray(stored[name])
+    except FileNotFoundError:
+        raise UsageError(f"{path.parent} is no whole run: there is no {path.name} in it") from None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None

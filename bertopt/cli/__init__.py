@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import warnings
@@ -11,11 +12,11 @@ import typer
 
 from bertopt import __version__
 from bertopt.cli import ladder
+from bertopt.cli.stopping import Stopped, stop_on_signals
 from bertopt.errors import BertoptError
 
 app = typer.Typer(
     help="Find out why a BERT service is slow, and fix it in the order of cost.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     add_completion=False,
@@ -26,32 +27,49 @@ app.command()(ladder.report)
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _bare(
+    context: typer.Context, version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False
+) -> None:
     if version:
         print(f"bertopt {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+        raise typer.Exit(2)
 
 
 def main() -> NoReturn:
-    """Run the command line: one sentence and exit code 2 for a user's mistake, and no traceback."""
+    """Run the command line that was typed, and leave with its exit code."""
     _settle_libraries()
+    stop_on_signals()
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a name that the terminal cannot show ends nothing
+    _leave(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """The exit code of one command. A user's mistake is one sentence on standard error, and no traceback."""
     try:
-        code = app(standalone_mode=False)
+        code = app(arguments, prog_name="bertopt", standalone_mode=False)
+        sys.stdout.flush()
     except BertoptError as error:
-        print(f"bertopt: {error}", file=sys.stderr)
-        _leave(error.exit_code)
-    except KeyboardInterrupt:
-        print("\nbertopt: interrupted; nothing half-written is left", file=sys.stderr)
-        _leave(130)
+        return _say(str(error), error.exit_code)
+    except Stopped as stopped:
+        return _say("stopped; nothing half-written is left", stopped.exit_code)
+    except (BrokenPipeError, SystemExit):  # typer makes the second of the first
+        return 141  # nobody reads on, as after SIGPIPE
     except OSError as error:
-        print(f"bertopt: {error.filename or 'the system'}: {error.strerror or error}", file=sys.stderr)
-        _leave(2)
+        return _say(f"{error.filename or 'the system'}: {error.strerror or error}", 2)
     except Exception as error:
         if not isinstance(error, _usage_error()):
             raise
-        error.show()  # type: ignore[attr-defined]
-        _leave(2)
-    _leave(code if isinstance(code, int) else 0)
+        return _say(error.format_message(), 2)  # type: ignore[attr-defined]
+    return code if isinstance(code, int) else 0
+
+
+def _say(sentence: str, code: int) -> int:
+    print(f"bertopt: {' '.join(sentence.split())}", file=sys.stderr)
+    return code
 
 
 def _usage_error() -> type[BaseException]:
@@ -61,8 +79,9 @@ def _usage_error() -> type[BaseException]:
 
 def _leave(code: int) -> NoReturn:
     """Leave at once: threads that are deep in a library's batch must not hold up the end."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads on
+            stream.flush()
     os._exit(code)
 
 

@@ -31,8 +31,11 @@ def ladder(
     text_pair_column: options.PairColumn = None,
     label_column: options.LabelColumn = None,
     encoding: options.Encoding = "utf-8",
-) -> None:
-    """Measure the naive service, then each change on the same texts: what did it bring, and what binds now?"""
+) -> int:
+    """Measure the naive service, then each change on the same texts: what did it bring, and what binds now?
+
+    Exits with 1 where no rung passed its checks.
+    """
     from bertopt.climb import climb
     from bertopt.prepare import Climb
     from bertopt.progress import progress
@@ -63,6 +66,7 @@ def ladder(
     html.write_report(record, folder / "report.html")
     terminal.print_ladder(record)
     print(f"\nreport  {folder / 'report.html'}\nrecord  {folder / 'ladder.json'}")
+    return 0 if record.best else 1
 
 
 def report(
