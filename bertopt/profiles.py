@@ -64,6 +64,16 @@ def parse(text: str) -> Profile:
     return Profile(low, best, high)
 
 
+def from_options(low: str | None, best: str | None, high: str | None, more: Sequence[str] = ()) -> tuple[Profile, ...]:
+    """The profiles of `--min`, `--opt`, `--max` and of every `--profile`. Raises UsageError where one of the three lacks."""
+    given = {"--min": low, "--opt": best, "--max": high}
+    missing = [option for option, text in given.items() if text is None]
+    if 0 < len(missing) < 3:
+        raise UsageError(f"{' and '.join(missing)} missing: a profile has a smallest, a most common and a largest shape")
+    first = [] if missing else [Profile(*(parse_shape(str(text), option) for option, text in given.items()))]
+    return (*first, *map(parse, more))
+
+
 def from_edges(edges: Sequence[int], batch_size: int, most: int = MOST) -> tuple[Profile, ...]:
     """At most `most` profiles that cover batches of up to `batch_size` rows at every bucket edge.
 

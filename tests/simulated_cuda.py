@@ -195,7 +195,15 @@ class Offered:
         super().__setattr__(name, value)
 
 
-def tensorrt_module(card: Card, version: str, profiles: list[str], *, binding: str, refuse_capture: bool = False) -> Any:
+def tensorrt_module(
+    card: Card,
+    version: str,
+    profiles: list[str],
+    *,
+    binding: str,
+    refuse_capture: bool = False,
+    refuse_profile: int | None = None,
+) -> Any:
     """TensorRT as far as a session uses it; its one engine computes `answer` for the profiles' shapes."""
     api, made = API[version], types.ModuleType("tensorrt")
     limits = [[tuple(map(int, shape.split("x"))) for shape in text.split(":")] for text in profiles]
@@ -225,7 +233,7 @@ def tensorrt_module(card: Card, version: str, profiles: list[str], *, binding: s
         def set_profile(self: Any, index: int, stream: int) -> bool:
             touch()
             state["profile"] = index
-            return True
+            return index != refuse_profile
 
         def set_shape(self: Any, name: str, shape: tuple[int, int]) -> bool:
             touch()

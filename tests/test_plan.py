@@ -275,3 +275,13 @@ def test_a_profile_is_read_as_it_is_written(profile: Profile) -> None:
 def test_a_bad_profile_is_a_sentence(text: str) -> None:
     with pytest.raises(UsageError, match="profile"):
         profiles.parse(text)
+
+
+def test_profiles_come_from_options() -> None:
+    made = profiles.from_options("1x16", "32x128", "64x256", ["1x1:1x8:1x8"])
+    assert made == (Profile((1, 16), (32, 128), (64, 256)), Profile((1, 1), (1, 8), (1, 8)))
+    assert profiles.from_options(None, None, None) == ()
+    with pytest.raises(UsageError, match="--opt and --max missing"):
+        profiles.from_options("1x16", None, None)
+    with pytest.raises(UsageError, match="--max 64: a shape is ROWSxLENGTH"):
+        profiles.from_options("1x16", "32x128", "64")

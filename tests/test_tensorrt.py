@@ -261,6 +261,13 @@ def test_an_engine_that_does_not_load_leaves_nothing(tmp_path: Path, version: st
         pass
 
 
+def test_an_error_while_opening_gives_everything_back(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="refuses profile 1") as error, bench(tmp_path, refuse_profile=1):
+        pass
+    cards = [frame.frame.f_locals["card"] for frame in error.traceback if "card" in frame.frame.f_locals]
+    assert not cards[0].memory
+
+
 @pytest.mark.parametrize("rows", [1, 3])
 def test_fillers_have_one_token_and_real_rows_none_of_it(rows: int) -> None:
     one = batch(np.random.default_rng(0), rows, 6)

@@ -109,6 +109,19 @@ class Engine:
     def __init__(self, plan: Plan, cuda: Any, stream: Any) -> None:
         self.cuda, self.stream = cuda, stream
         self.profiles: tuple[Profile, ...] = plan.profiles
+        self.capture_failure: str | None = None
+        self._memory: list[Any] = []
+        self._contexts: list[Any] = []
+        self._graphs: OrderedDict[tuple[int, Shape], Captured] = OrderedDict()
+        self._seen: OrderedDict[tuple[int, Shape], int] = OrderedDict()
+        try:
+            self._open(plan)
+        except BaseException:
+            self.close()
+            raise
+        self.lowest_free = cuda.mem_get_info()[0]
+
+    def _open(self, plan: Plan) -> None:
         self._row = versions.dialect(plan.manifest.library, plan.manifest.library_version)
         self._trt = versions.load(self._row)
         self._log = make_log(self._trt)
@@ -122,17 +135,12 @@ class Engine:
         self.layout = Layout(ins, self._numpy_type(ins[0]))
         self.output_type = self._numpy_type(self._output)
         self.input_bytes = max(self.layout.size(p.max) for p in self.profiles)
-        self._memory: list[Any] = []
         self._scratch_bytes = max(versions.scratch_bytes(self._engine, self._row), ALIGNMENT)
         self.scratch, self.inputs = self._allocate(self._scratch_bytes), self._allocate(self.input_bytes)
         self.output: Any = None
-        self._contexts = [self._context(index) for index in range(len(self.profiles))]
+        self._contexts += [self._context(index) for index in range(len(self.profiles))]
         self.output_bytes = max(self._largest_output(c, p) for c, p in zip(self._contexts, self.profiles, strict=True))
         self.output = self._allocate(self.output_bytes)
-        self._graphs: OrderedDict[tuple[int, Shape], Captured] = OrderedDict()
-        self._seen: OrderedDict[tuple[int, Shape], int] = OrderedDict()
-        self.capture_failure: str | None = None
-        self.lowest_free = cuda.mem_get_info()[0]
 
     def run(self, profile: int, shape: Shape) -> tuple[int, ...]:
         """Enqueue a batch whose inputs lie at `inputs`; the shape of the logits that will lie at `output`."""
