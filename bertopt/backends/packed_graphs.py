@@ -64,7 +64,8 @@ class Captured:
     def __init__(self, encoder: Encoder, budget: int, max_length: int, pool: Any = None) -> None:
         import torch
 
-        self.budget = budget
+        torch.cuda.synchronize()  # what the weights were loaded with
+        self.choice = str(getattr(encoder.operations, "choices", "plain torch"))
         self.inputs = torch.zeros(size_of(budget), dtype=torch.int32, device="cuda")
         cu_seqlens, ids, types = views(self.inputs, budget)
         ends = torch.arange(1, len(cu_seqlens), device="cuda") * max_length
@@ -93,7 +94,8 @@ def fastest(encoder: Encoder, budget: int, max_length: int, pool: Any = None) ->
     """The budget captured with each of the kernels' choices, and the fastest kept."""
     from bertopt.backends import packed_encoder, packed_kernels
 
-    if encoder.activation != "gelu":
+    depth = encoder.layers[0].out.weight.shape[1] // encoder.heads
+    if encoder.activation != "gelu" or depth < 16 or depth & (depth - 1):  # the kernels' GELU, and their power of two
         encoder.operations = packed_encoder.PlainOperations(packed_encoder.varlen, encoder.activation)
         return Captured(encoder, budget, max_length, pool)
     best, best_ms = None, float("inf")

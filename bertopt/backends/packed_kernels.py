@@ -87,11 +87,11 @@ def _normalized(x, weight, bias, eps, inside, H: tl.constexpr):
     return centred * tl.rsqrt(variance + eps) * weight + bias
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sequences", "steps"])
 def _embed(
     ids, types, cu_seqlens, words, positions, kinds, weight, bias, out, taken, scale, starts, ends,
-    sequences, first_position, eps,
-    STEPS: tl.constexpr, H: tl.constexpr, BLOCK: tl.constexpr, QUANTIZE: tl.constexpr, OVERLAP: tl.constexpr,
+    sequences, steps, first_position, eps,
+    H: tl.constexpr, BLOCK: tl.constexpr, QUANTIZE: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One token a program: its sequence by binary search, the three embeddings, LayerNorm."""
     token = tl.program_id(0)
@@ -103,7 +103,7 @@ def _embed(
         gdc_launch_dependents()
         gdc_wait()
     low, high = 0, sequences  # cu_seqlens[low] <= token < cu_seqlens[high]
-    for _ in range(STEPS):
+    for _ in range(steps):
         middle = (low + high) // 2
         before = tl.load(cu_seqlens + middle) <= token
         low = tl.where(before, middle, low)
@@ -248,8 +248,8 @@ class KernelOperations:
         sequences = len(cu_seqlens) - 1
         _embed[(len(ids),)](
             ids, types, cu_seqlens, tables.word, tables.position, tables.type, tables.norm.weight, tables.norm.bias,
-            out, taken, _scale(following), rows.starts, rows.ends, sequences, tables.first_position, tables.norm.eps,
-            STEPS=max(sequences - 1, 1).bit_length(), **self._row(tables.word.shape[1]), QUANTIZE=taken is not out,
+            out, taken, _scale(following), rows.starts, rows.ends, sequences, sequences.bit_length(),
+            tables.first_position, tables.norm.eps, **self._row(tables.word.shape[1]), QUANTIZE=taken is not out,
         )  # fmt: skip
         return out, taken, rows
 
