@@ -182,9 +182,7 @@ def test_auto_says_what_it_took_and_why() -> None:
 
 
 @needs_openvino
-def test_a_plan_with_other_answers_is_not_left_behind(
-    request_: engines.Request, checkpoint_folder: Callable[..., Path]
-) -> None:
+def test_a_plan_with_other_answers_is_refused(request_: engines.Request, checkpoint_folder: Callable[..., Path]) -> None:
     """NaN compares false with everything, so it is looked for, and so are answers that are merely wrong."""
     result = engines.build_engine(request_)
     other = Workspace(open_checkpoint(str(checkpoint_folder("bert", seed=1)))).canonical()
