@@ -289,7 +289,7 @@ def _words(error: Exception) -> str:
 
 
 def warm_up(session: Session, grouped: list[Batch], rounds: int = 1) -> tuple[float, float]:
-    """Every shape `rounds` times, outside the clock: (first batch ms, all seconds). Libraries compile at the first sight of one."""
+    """Every shape `rounds` times, outside the clock, since libraries compile at the first sight: (first batch ms, seconds)."""
     start = time.perf_counter()
     first_ms = 0.0
     shapes = list({b.layout: b for b in reversed(grouped)}.values())
