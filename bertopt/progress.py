@@ -19,6 +19,7 @@ class Lines:
     def __init__(self, quiet: bool = False) -> None:
         self._quiet = quiet
         self._start = time.perf_counter()
+        self._doing = ""
 
     def __enter__(self) -> Lines:
         return self
@@ -31,6 +32,12 @@ class Lines:
             import sys
 
             print(f"[{time.perf_counter() - self._start:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    def tick(self, seconds: float, text: str) -> None:
+        """Work whose end nobody can tell: a line when what is being done changes."""
+        if text != self._doing:
+            self._doing = text
+            self.stage(text)
 
     def total(self, seconds: float) -> None:
         return None
@@ -67,6 +74,10 @@ class Bar:
 
     def stage(self, text: str) -> None:
         self._bar.update(self._task, description=f"{text:<34}")
+
+    def tick(self, seconds: float, text: str) -> None:
+        """Work whose end nobody can tell: the elapsed time runs on."""
+        self.stage(text)
 
     def total(self, seconds: float) -> None:
         self._bar.reset(self._task, total=seconds)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from bertopt.backends.base import Artifact, Options
 from bertopt.backends.host import Feeds, HostSession
 from bertopt.errors import BackendUnavailable
+from bertopt.plan import Plan
 
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16"}
@@ -45,7 +46,12 @@ def prepare(workspace: Any, precision: str) -> Artifact:
     return Artifact(workspace.canonical(), precision, workspace.checkpoint.uses_type_ids)
 
 
-def open(artifact: Artifact, options: Options) -> OpenVinoSession:
+def open(artifact: Artifact, options: Options) -> HostSession:
+    """A session on a graph, or on a plan that was built from one."""
+    if isinstance(artifact.content, Plan):
+        from bertopt.backends.openvino_plan import OpenVinoPlanSession
+
+        return OpenVinoPlanSession(artifact.content, options)
     return OpenVinoSession(artifact, options)
 
 

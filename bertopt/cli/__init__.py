@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from bertopt import __version__
-from bertopt.cli import ladder
+from bertopt.cli import ladder, plans
 from bertopt.cli.stopping import Stopped, stop_on_signals
 from bertopt.errors import BertoptError
 
@@ -24,6 +24,8 @@ app = typer.Typer(
 )
 app.command()(ladder.ladder)
 app.command()(ladder.report)
+app.command("build-engine")(plans.build_engine)
+app.add_typer(plans.plan, name="plan")
 
 
 @app.callback(invoke_without_command=True)
