@@ -22,11 +22,12 @@ from bertopt.graph import parity
 from bertopt.ladder import Rung
 from bertopt.measure import kernels
 from bertopt.model import Checkpoint
+from bertopt.outputs import run_folder
 from bertopt.prepare import Climb, Prepared, as_before, check, prepare, sequence_length
 from bertopt.records import DataInfo, LadderRecord, LengthHistogram, Parity, PolicyPadding, RungRecord, load_ladder, save
 from bertopt.run import Missing, Opened, Progress, Runner, Settings, logits_of
 from bertopt.tokenization import Tokens
-from bertopt.workspace import load_array, run_folder, save_arrays
+from bertopt.workspace import load_array, save_arrays
 
 WINDOWS = (32, 64, 128, 256, 512, 1024, 2048)  # pending requests, for the report's plot
 

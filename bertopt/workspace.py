@@ -5,13 +5,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,36 +89,6 @@ class Workspace:
             fusion = fuse(source, path, self.checkpoint, half=half)
             write_text(counts, json.dumps(fusion.counts))
         return path, json.loads(counts.read_text())
-
-
-@contextlib.contextmanager
-def run_folder(folder: Path) -> Iterator[Path]:
-    """A new folder beside `folder`; its files are moved there when the block ends well, and nothing is left when it does not.
-
-    Raises UsageError where `folder` cannot be written, before the block is entered.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"cannot write to {folder}: it is no folder")
-    home = folder if folder.is_dir() else folder.parent
-    missing = [parent for parent in (home, *home.parents) if not parent.exists()]
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-        fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".part", dir=home))
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror or error}") from None
-    try:
-        yield fresh
-        try:
-            folder.mkdir(exist_ok=True)
-            for file in sorted(fresh.iterdir(), key=lambda f: f.name == "ladder.json"):  # last: it says that all is there
-                os.replace(file, folder / file.name)
-        except OSError as error:
-            raise UsageError(f"cannot write to {folder}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        with contextlib.suppress(OSError):  # not empty: the run is there
-            for parent in missing:
-                parent.rmdir()
 
 
 def save_arrays(path: Path, **arrays: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import warnings
@@ -12,7 +11,7 @@ import typer
 
 from bertopt import __version__
 from bertopt.cli import ladder, plans
-from bertopt.cli.stopping import Stopped, stop_on_signals
+from bertopt.cli.stopping import Stopped, leave, stop_on_signals
 from bertopt.errors import BertoptError
 
 app = typer.Typer(
@@ -46,7 +45,7 @@ def main() -> NoReturn:
     stop_on_signals()
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a name that the terminal cannot show ends nothing
-    _leave(run(sys.argv[1:]))
+    leave(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
@@ -79,18 +78,11 @@ def _usage_error() -> type[BaseException]:
     return next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
 
 
-def _leave(code: int) -> NoReturn:
-    """Leave at once: threads that are deep in a library's batch must not hold up the end."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # nobody reads on
-            stream.flush()
-    os._exit(code)
-
-
 def _settle_libraries() -> None:
     from bertopt.measure.cores import usable_cores
 
     warnings.filterwarnings("ignore")  # what matters is said in sentences of our own
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")  # the same in processes that are started
     os.environ.setdefault("RAYON_NUM_THREADS", str(usable_cores()))  # the Rust tokenizer counts the host's cores
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
+
+from bertopt.outputs import discard_unfinished
 
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 GRACE_S = 0.8  # for what is under way to unwind
@@ -45,5 +50,16 @@ def stop_on_signals() -> None:
 def _insist(seen: int) -> None:
     number = os.read(seen, 1)[0]
     time.sleep(GRACE_S)
+    discard_unfinished()
     os.write(2, b"\nbertopt: stopped\n")
-    os._exit(128 + number)
+    leave(128 + number)
+
+
+def leave(code: int) -> NoReturn:
+    """Leave at once: threads that are deep in a library's batch must not hold up the end, and no worker outlives it."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):  # nobody reads on
+            stream.flush()
+    for child in multiprocessing.active_children():
+        child.kill()
+    os._exit(code)
