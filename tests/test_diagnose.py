@@ -1,0 +1,115 @@
+"""Which finding speaks on which record, and that a rule abstains where its figures are missing."""
+
+import dataclasses
+
+import pytest
+
+from bertopt import diagnose
+from bertopt.records import RungRecord
+from tests.made_up import made_up_rung
+
+NOTHING = RungRecord("bare", "", None, "measured", throughput_seq_s=100.0)
+
+
+def rung(**more):
+    """A bucketed rung near the device's ceiling, with little padding and a tokenizer that is fast enough."""
+    fields = {
+        "throughput_seq_s": 95.0,
+        "device_ceiling_seq_s": 100.0,
+        "tokenizer_ceiling_seq_s": 1000.0,
+        "ceiling_share": 0.95,
+        "padding_fraction": 0.03,
+        "attention_waste_fraction": 0.05,
+        "utilization_span": 0.96,
+        "utilization_kernel_busy": None,
+        "workers": 2,
+        "window": 1024,
+    }
+    return made_up_rung("bucketed", 95.0, "prefetch", **{**fields, **more})
+
+
+def verdict(best, rungs=(), device="cpu"):
+    return diagnose.verdict(best, [best, *rungs], device)
+
+
+@pytest.mark.parametrize("rule", diagnose.RULES)
+def test_no_rule_speaks_where_nothing_was_measured_beside_the_speed(rule):
+    assert rule(diagnose.Evidence(NOTHING, [NOTHING], "cpu", diagnose.Thresholds())) is None
+
+
+def test_there_is_no_verdict_without_evidence():
+    assert diagnose.verdict(None, [], "cpu") is None
+    assert verdict(RungRecord("failed", "", None, "failed")) is None
+    assert verdict(NOTHING) is None
+
+
+def test_near_the_devices_ceiling_arithmetic_binds():
+    found = verdict(rung())
+    assert found.bound_by == "the processor's arithmetic"
+    assert "95%" in found.why
+    assert verdict(rung(), device="cuda").bound_by == "the GPU's arithmetic"
+
+
+def test_near_the_tokenizers_ceiling_the_tokenizer_binds():
+    found = verdict(rung(tokenizer_ceiling_seq_s=100.0, device_ceiling_seq_s=1000.0))
+    assert found.bound_by == "the tokenizer"
+    assert "--workers 3" in found.next
+
+
+def test_a_serial_rung_bound_by_the_tokenizer_is_sent_to_workers():
+    found = verdict(rung(tokenizer_ceiling_seq_s=100.0, device_ceiling_seq_s=1000.0, workers=None))
+    assert "serially" in found.why
+    assert "prefetch" in found.next
+
+
+def test_padding_is_named_before_arithmetic_although_the_device_is_busy():
+    """BEN-02: 27 of 128 tokens, with the device at its ceiling, is padding waste and no reason for a bigger card."""
+    stages = {"tokenizer": "fast", "feed": "workers", "batching": "fixed", "backend": "eager", "precision": "fp32"}
+    found = verdict(rung(padding_fraction=1 - 27 / 128, attention_waste_fraction=0.9, stages=stages))
+    assert found.bound_by == "padding"
+    assert "79%" in found.why
+    assert "--rungs bucketed" in found.next
+
+
+def test_padding_that_buckets_leave_wants_a_wider_window_and_not_buckets_again():
+    found = verdict(rung(padding_fraction=0.3, window=64))
+    assert found.bound_by == "padding"
+    assert "bucketed)" not in found.next
+    assert "64" in found.next
+
+
+def test_launching_is_named_where_kernels_run_in_little_of_the_span():
+    found = verdict(rung(utilization_kernel_busy=0.2), device="cuda")
+    assert found.bound_by == "launching kernels"
+    assert "20%" in found.why
+    assert verdict(rung(utilization_kernel_busy=0.9), device="cuda").bound_by == "the GPU's arithmetic"
+
+
+def test_far_from_both_ceilings_the_loop_itself_binds():
+    found = verdict(rung(ceiling_share=0.5, throughput_seq_s=50.0))
+    assert found.bound_by == "the host's own loop"
+    assert "50%" in found.why
+
+
+def test_a_ceiling_that_was_not_measured_is_no_ceiling_of_zero():
+    for ceiling in ("tokenizer_ceiling_seq_s", "device_ceiling_seq_s"):
+        found = verdict(rung(**{ceiling: None, "ceiling_share": None}))
+        assert found is None, ceiling
+
+
+def test_a_phase_that_was_not_measured_is_no_phase_of_zero():
+    assert verdict(rung(ceiling_share=0.5, device_ms=None)) is None
+
+
+def test_what_to_try_next_is_what_was_skipped_for_want_of_something():
+    skipped = RungRecord("int8", "", "bucketed", "skipped", reason="no calibration", remedy="bertopt calibrate --model demo")
+    assert "bertopt calibrate --model demo" in verdict(rung(), [skipped]).next
+    helpless = dataclasses.replace(skipped, remedy=None)
+    assert "INT8" not in verdict(rung(), [helpless]).next
+
+
+def test_the_thresholds_are_not_in_the_rules():
+    strict = diagnose.Thresholds(reached=0.99)
+    best = rung()
+    assert diagnose.verdict(best, [best], "cpu", strict).bound_by == "the host's own loop"
+    assert diagnose.verdict(best, [best], "cpu", diagnose.Thresholds(padding=0.01)).bound_by == "padding"
