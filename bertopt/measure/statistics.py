@@ -27,7 +27,8 @@ def wilson(successes: int, rows: int, confidence_percent: float = 95.0) -> Inter
     p, spread = successes / rows, z * z / rows
     centre = (p + spread / 2) / (1 + spread)
     half = z / (1 + spread) * math.sqrt(p * (1 - p) / rows + spread / (4 * rows))
-    return Interval(p, max(0.0, centre - half), min(1.0, centre + half), rows, confidence_percent)
+    # The ends meet the proportion itself at 0 and 1, but for rounding
+    return Interval(p, max(0.0, min(p, centre - half)), min(1.0, max(p, centre + half)), rows, confidence_percent)
 
 
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> str:
