@@ -265,7 +265,7 @@ def choose_edges(
 
 
 def _batch_maxima(lengths: NDArray[np.int64], batch_size: int, window: int) -> NDArray[np.int64]:
-    maxima = []
+    maxima: list[np.int64] = []
     for pending in _slices(lengths, max(window // batch_size, 1) * batch_size):
         ordered = np.sort(pending)
         maxima.extend(part[-1] for part in _slices(ordered, batch_size))

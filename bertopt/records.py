@@ -280,5 +280,6 @@ def _build(kind: Any, value: Any) -> Any:
         return [_build(arguments[0], v) for v in value]
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return kind(**{f.name: _build(hints[f.name], value[f.name]) for f in dataclasses.fields(kind) if f.name in value})
+        make: Any = kind
+        return make(**{f.name: _build(hints[f.name], value[f.name]) for f in dataclasses.fields(kind) if f.name in value})
     return value

@@ -91,4 +91,4 @@ class Backend(Protocol):
 
 def backend(name: str) -> Backend:
     """The back end of that name: `bertopt/backends/<name>.py`."""
-    return importlib.import_module(f"bertopt.backends.{name}")  # type: ignore[return-value]
+    return importlib.import_module(f"bertopt.backends.{name}")

@@ -59,7 +59,7 @@ def observe(
 
     `method` is a row of METHODS. `smooth` 0 leaves activations as they are. Everything but "minmax" reads the feeds twice:
     a histogram of the smoothed activation wants its range first.
-    Raises UsageError for an unknown method or a strength outside 0 to 1, GraphError without feeds or where a value is not finite.
+    Raises UsageError for an unknown method or a strength outside 0 to 1, GraphError without feeds or for values not finite.
     """
     if method not in METHODS:
         raise UsageError(f"there is no calibration method {method!r}; there are {', '.join(METHODS)}")
@@ -170,7 +170,7 @@ def _mse(counts: NDArray[np.float64]) -> float:
 
 
 def _entropy(counts: NDArray[np.float64]) -> float:
-    """The clip, in bins, of the least Kullback-Leibler divergence from the clipped to the quantized histogram (Migacz, 2017)."""
+    """The clip, in bins, of the least Kullback-Leibler divergence from clipped to quantized histogram (Migacz, 2017)."""
     levels, best, chosen = LEVELS + 1, np.inf, BINS
     for stop in range(levels, BINS + 1, 32):
         clipped = counts[:stop].copy()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
@@ -150,7 +151,7 @@ class _Graph:
         """QuantizeLinear and DequantizeLinear of `source`. The zero point is written: left away, ONNX means uint8."""
         shape = numpy_helper.to_array(self.initializers[scale]).shape
         zero = self._constant(f"{source}_zero", np.zeros(shape, np.int8))
-        attributes = {} if axis is None else {"axis": axis}
+        attributes: dict[str, Any] = {} if axis is None else {"axis": axis}
         low = self._add(before, helper.make_node("QuantizeLinear", [source, scale, zero], [f"{source}_int8"], **attributes))
         return self._add(before, helper.make_node("DequantizeLinear", [low, scale, zero], [f"{source}_float"], **attributes))
 
