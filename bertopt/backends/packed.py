@@ -47,7 +47,7 @@ def available(device: str) -> str | None:
     return None
 
 
-CPU_REASON = "on a CPU length buckets waste little and OpenVINO is faster: see benchmarks/results/packed-cpu.md"
+CPU_REASON = "on a CPU length buckets waste little and OpenVINO is faster (benchmarks/results/packed-cpu.md)"
 
 
 def prepare(workspace: Any, precision: str) -> Artifact:

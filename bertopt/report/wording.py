@@ -8,7 +8,13 @@ from bertopt.records import Interval, LadderRecord, RungRecord, Verdict
 
 NOT_MEASURED = "–"
 
-BACKENDS = {"eager": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT"}
+BACKENDS = {
+    "eager": "PyTorch",
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+    "tensorrt": "TensorRT",
+    "packed": "PyTorch and Triton",
+}
 BATCHING = {
     "fixed": "padded to {seq} tokens",
     "dynamic": "padded to the longest of each batch",
