@@ -330,6 +330,7 @@ def test_texts_that_were_not_the_ones_answered_are_refused() -> None:
         ({"max_drop": math.nan}, "--max-drop is nan"),
         ({"max_drop": 100}, "--max-drop is 100"),
         ({"confidence": 50}, "--confidence is 50"),
+        ({"confidence": 99.99}, "--confidence is 99.99"),
         ({"min_speedup": 0}, "--min-speedup is 0"),
         ({"metric": "bleu"}, "no metric 'bleu'"),
         ({"metric": "pearson"}, "accuracy, f1, mcc, agreement, cosine is"),
@@ -589,3 +590,9 @@ def test_the_order_of_the_rows_changes_nothing(random: Any, metric: str, grouped
 def test_a_verdict_is_plain_json() -> None:
     found = gate(2693, 0.9, 5, 3, texts=None, min_speedup=None)
     assert from_json(GateVerdict, to_json(found)) == found
+
+
+def test_more_confidence_takes_more_evidence() -> None:
+    assert gate(800, 0.9, 0, 0, confidence=95).verdict == "passed"
+    assert gate(800, 0.9, 0, 0, confidence=99.9).verdict == "inconclusive"
+    assert gate(800, 0.9, 0, 0).drop.interval_percent == 90

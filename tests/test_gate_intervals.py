@@ -99,6 +99,16 @@ def test_verdicts_at_half_a_point(worse: int, better: int, rows: int, decision: 
     assert tost(worse, better, rows, 0.005, ALPHA).decision == decision
 
 
+@pytest.mark.parametrize(
+    ("agreement", "net", "decision"),
+    [(91.79, 49, "failed"), (97.40, 4, "inconclusive"), (99.48, -2, "passed"), (99.15, 1, "passed"), (99.96, 1, "passed")],
+)
+def test_plans_as_measured_on_sst2(agreement: float, net: int, decision: str) -> None:
+    """ONNX Runtime's default, the same without MatMul outputs, SmoothQuant 0.95, NNCF, BF16; all flips of two labels count."""
+    flips = round(2693 * (1 - agreement / 100))
+    assert tost((flips + net) / 2, (flips - net) / 2, 2693, 0.005, ALPHA).decision == decision
+
+
 counts = st.tuples(st.integers(0, 40), st.integers(0, 40), st.integers(81, 3000))
 
 

@@ -69,8 +69,8 @@ def judge(
     """
     if not 0 <= max_drop < 100:
         raise UsageError(f"--max-drop is {max_drop:g} points, and from 0 to below 100 can be asked")
-    if not 50 < confidence < 100:
-        raise UsageError(f"--confidence is {confidence:g} %, and between 50 and 100 can be asked")
+    if not 50 < confidence <= 99.9:
+        raise UsageError(f"--confidence is {confidence:g} %, and from above 50 to 99.9 can be asked")
     if min_speedup is not None and not (math.isfinite(min_speedup) and min_speedup > 0):
         raise UsageError(f"--min-speedup is {min_speedup:g}, and a ratio above 0 can be asked")
     rows = align(reference, candidate, labels, groups, texts, pairs, calibration)

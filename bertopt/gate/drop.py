@@ -64,12 +64,10 @@ def _by_flips(
     right, still = rows_right(truth, before.output), rows_right(truth, after.output)
     worse, better, count = int((right & ~still).sum()), int((still & ~right).sum()), len(rows)
     alpha = 1 - confidence_percent / 100
-    effect, method = 1.0, "Tango's score interval, confirmed by exact tail probabilities"
+    effect, method, bootstrap = 1.0, "Tango's score interval, confirmed by exact tail probabilities", None
     if rows.groups is not None:
         lost = right.astype(np.float64) - still
         effect = max(design_effect(lost, rows.groups), design_effect(_closeness(before, rows.task), rows.groups))
-    bootstrap = None
-    if rows.groups is not None:
         documents = int(rows.groups.max()) + 1
         method = f"Tango's score interval on effective rows and a bootstrap of {documents} documents, the wider end of each"
         first, second = resample(metric, truth, (before.output, after.output), rows.groups)
@@ -84,7 +82,7 @@ def _by_flips(
         points=100 * (worse - better) / count,
         low_points=100 * tests.low,
         high_points=100 * tests.high,
-        interval_percent=100 - 200 * alpha,
+        interval_percent=round(100 - 200 * alpha, 6),
         margin_points=100 * margin,
         method=method,
         decision=tests.decision,
@@ -130,7 +128,7 @@ def _by_bootstrap(
         points=100 * estimate,
         low_points=100 * low,
         high_points=100 * high,
-        interval_percent=100 - 200 * tail,
+        interval_percent=round(100 - 200 * tail, 6),
         margin_points=100 * margin,
         method=f"{method} of {units} {'rows' if rows.groups is None else 'documents'}, {RESAMPLES} resamples",
         decision=decision,
