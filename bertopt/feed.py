@@ -14,6 +14,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -86,7 +87,7 @@ class Workers:
     def _submit(self, texts: list[str], pairs: list[str | None] | None) -> futures.Future[Chunk]:
         try:
             return self._pool.submit(_encode_in_worker, self._tokenizer, texts, pairs)
-        except futures.process.BrokenProcessPool:
+        except BrokenProcessPool:
             raise WorkerError(KILLED) from None
 
     def close(self) -> None:
@@ -146,7 +147,7 @@ def _encode(tokenizer: Tokenizer, texts: list[str], pairs: list[str | None] | No
 def _take(future: futures.Future[Chunk]) -> Chunk:
     try:
         return future.result()
-    except futures.process.BrokenProcessPool:
+    except BrokenProcessPool:
         raise WorkerError(KILLED) from None
     except Exception as error:
         raise WorkerError(f"a tokenizing worker failed: {type(error).__name__}: {error}") from error
