@@ -256,7 +256,6 @@ def test_what_is_no_run_can_be_neither_resumed_nor_reported(ladder, tmp_path, ca
     untouched(run, *(["ladder.json"] if content is not None else []))
 
 
-@pytest.mark.xfail(reason="feed.py names futures.process, which is there only once a process pool was made", strict=False)
 def test_a_worker_that_fails_ends_the_run_with_its_own_words(ladder, tmp_path, monkeypatch):
     real = FastTokenizer.encode
 
