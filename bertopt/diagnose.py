@@ -80,12 +80,19 @@ def padding_waste(e: Evidence) -> Verdict | None:
     if best.padding_fraction is None or best.padding_fraction < e.limits.padding:
         return None
     attention = "" if best.attention_waste_fraction is None else f", and {best.attention_waste_fraction:.0%} of attention"
-    wider = f"a --window beyond {best.window:,} requests" if best.window else "a wider --window"
     return Verdict(
         "padding",
         f"{best.padding_fraction:.0%} of the tokens that {best.name} computes are padding{attention}",
-        wider if best.stages.get("batching") in ("bucketed", "packed") else "length buckets (--rungs bucketed)",
+        _less_padding(best),
     )
+
+
+def _less_padding(best: RungRecord) -> str:
+    if best.stages.get("batching") not in ("bucketed", "packed"):
+        return "length buckets (--rungs bucketed)"
+    if best.requests and best.window and best.requests < best.window:
+        return f"more requests (--limit): {best.requests:,} do not fill a window of {best.window:,}"
+    return f"a --window beyond {best.window:,} requests" if best.window else "a wider --window"
 
 
 def compute_bound(e: Evidence) -> Verdict | None:

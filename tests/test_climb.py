@@ -6,6 +6,9 @@ import contextlib
 import dataclasses
 import json
 import math
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -195,7 +198,8 @@ def test_heads_without_one_label_claim_no_accuracy(climbed, checkpoint_folder, d
 
 @pytest.fixture(scope="module")
 def named(tmp_path_factory):
-    return models.save("bert", tmp_path_factory.mktemp("named"), id2label={0: "neg", 1: "pos"}, label2id={"neg": 0, "pos": 1})
+    names = {"id2label": {0: "neg", 1: "pos"}, "label2id": {"neg": 0, "pos": 1}}
+    return models.save("bert", tmp_path_factory.mktemp("named"), **names)
 
 
 def test_accuracy_is_of_labels_matched_by_name_or_else_by_number_with_a_note(climbed, named, tmp_path):
@@ -338,17 +342,24 @@ class TestResume:
 
     @pytest.mark.parametrize("spoil", [Path.unlink, lambda file: file.write_bytes(b"no archive")])
     def test_a_run_that_is_not_whole_is_refused(self, climbed, named, first, tmp_path, spoil):
-        import shutil
-
         _, folder = first
         copy = Path(shutil.copytree(folder, tmp_path / "copy"))
         spoil(copy / "reference.npz")
         with pytest.raises(UsageError, match=r"reference\.npz"):
             climbed(named, resume=copy)
 
-    def test_a_graph_that_is_gone_is_exported_again(self, climbed, named, first, tmp_path):
-        import shutil
+    def test_it_works_without_torch(self, named, data, first, tmp_path):
+        """TensorRT often lives in another environment; here it is OpenVINO and ONNX Runtime that do."""
+        _, folder = first
+        words = ["ladder", "--model", named, "--data", data, "--resume", folder, "--repeats", 1, "--out", tmp_path / "run"]
+        code = f"import sys; sys.modules['torch'] = None; from bertopt import cli; sys.exit(cli.run({list(map(str, words))}))"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[1])
+        assert done.returncode == 0, done.stderr
+        rungs = by_name(load_ladder(tmp_path / "run"))
+        assert (rungs["onnx"].status, rungs["onnx"].label_agreement) == ("measured", 1.0), rungs["onnx"].reason
+        assert rungs["fp16"].status in ("measured", "skipped"), rungs["fp16"].reason
 
+    def test_a_graph_that_is_gone_is_exported_again(self, climbed, named, first, tmp_path):
         _, folder = first
         copy = Path(shutil.copytree(folder, tmp_path / "copy"))
         record = json.loads((copy / "ladder.json").read_text())
@@ -468,8 +479,6 @@ def test_a_baseline_that_fails_is_no_yardstick(climbed, named):
 
 
 def test_a_missing_back_end_is_skipped_with_the_command_that_brings_it(climbed, named, monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     rung = by_name(climbed(named)[0])["onnx"]
     assert (rung.status, rung.reason) == ("skipped", "ONNX Runtime is not installed")

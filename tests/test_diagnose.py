@@ -75,7 +75,9 @@ def test_padding_that_buckets_leave_wants_a_wider_window_and_not_buckets_again()
     found = verdict(rung(padding_fraction=0.3, window=64))
     assert found.bound_by == "padding"
     assert "bucketed)" not in found.next
-    assert "64" in found.next
+    assert "--window beyond 64" in found.next
+    few = verdict(rung(padding_fraction=0.3, window=1024, requests=40))
+    assert "40 do not fill a window of 1,024" in few.next
 
 
 def test_launching_is_named_where_kernels_run_in_little_of_the_span():
