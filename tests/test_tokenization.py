@@ -1,4 +1,4 @@
-"""Texts -> Tokens: what comes out of every family, and the faults of TRIALS.md's TOK with their right values."""
+"""Texts -> Tokens: what comes out of every family, and faults from the field with their right values."""
 
 from __future__ import annotations
 
@@ -258,7 +258,7 @@ def test_a_real_vocabulary_slow_and_fast() -> None:
     ]
 
 
-# ---------------------------------------------------------------------------------------------- TRIALS: TOK
+# ---------------------------------------------------------------------------------------------- faults from the field
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def span_utilization(done: Pass) -> float:
 
 
 def predicted_utilization(times: Phases, workers: int | None) -> float:
-    """DESIGN's arithmetic on the measured phases: a blocking loop, or `workers` ahead of it on cores of their own."""
+    """The arithmetic on the measured phases: a blocking loop, or `workers` ahead of it on cores of their own."""
     if workers is None:
         return arithmetic.serial_utilization(times.host_ms, times.device_ms)
     # Workers only tokenize; what is left on the loop's own thread overlaps too, since two batches are in flight.
