@@ -109,6 +109,21 @@ def compute_bound(e: Evidence) -> Verdict | None:
     )
 
 
+def slowed_down(e: Evidence) -> Verdict | None:
+    """Busy throughout, and yet slower than on its own: something takes what it computes with."""
+    best = e.best
+    if not _lower_is(best, best.device_ceiling_seq_s) or _reached(e) or best.ceiling_share is None:
+        return None
+    if best.utilization_span is None or best.utilization_span < e.limits.reached:
+        return None
+    return Verdict(
+        "other work on the processor's cores" if e.device == "cpu" else "other work on the GPU or its host",
+        f"{best.name} computes for {best.utilization_span:.0%} of the time, and that gives {best.ceiling_share:.0%} of what it "
+        "does on batches that lie ready: tokenizing, or another process, slows it down",
+        "the same on a quiet machine, or with fewer --workers",
+    )
+
+
 def host_bound(e: Evidence) -> Verdict | None:
     best = e.best
     phases = {"device time": best.device_ms, "tokenizing": best.tokenize_ms, "collation": best.collate_ms}
@@ -132,4 +147,4 @@ def _lower_is(best: RungRecord, ceiling: float | None) -> bool:
     return None not in both and ceiling == min(filter(None, both))
 
 
-RULES: tuple[Rule, ...] = (tokenize_bound, launch_bound, padding_waste, compute_bound, host_bound)
+RULES: tuple[Rule, ...] = (tokenize_bound, launch_bound, padding_waste, compute_bound, slowed_down, host_bound)

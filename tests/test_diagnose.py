@@ -87,8 +87,15 @@ def test_launching_is_named_where_kernels_run_in_little_of_the_span():
     assert verdict(rung(utilization_kernel_busy=0.9), device="cuda").bound_by == "the GPU's arithmetic"
 
 
+def test_a_device_that_is_busy_and_slower_than_alone_shares_what_it_computes_with():
+    found = verdict(rung(ceiling_share=0.68, utilization_span=0.95))
+    assert found.bound_by == "other work on the processor's cores"
+    assert "95%" in found.why
+    assert "68%" in found.why
+
+
 def test_far_from_both_ceilings_the_loop_itself_binds():
-    found = verdict(rung(ceiling_share=0.5, throughput_seq_s=50.0))
+    found = verdict(rung(ceiling_share=0.5, throughput_seq_s=50.0, utilization_span=0.5))
     assert found.bound_by == "the host's own loop"
     assert "50%" in found.why
 
@@ -100,7 +107,7 @@ def test_a_ceiling_that_was_not_measured_is_no_ceiling_of_zero():
 
 
 def test_a_phase_that_was_not_measured_is_no_phase_of_zero():
-    assert verdict(rung(ceiling_share=0.5, device_ms=None)) is None
+    assert verdict(rung(ceiling_share=0.5, utilization_span=0.5, device_ms=None)) is None
 
 
 def test_what_to_try_next_is_what_was_skipped_for_want_of_something():
@@ -112,6 +119,6 @@ def test_what_to_try_next_is_what_was_skipped_for_want_of_something():
 
 def test_the_thresholds_are_not_in_the_rules():
     strict = diagnose.Thresholds(reached=0.99)
-    best = rung()
+    best = rung(utilization_span=0.9)
     assert diagnose.verdict(best, [best], "cpu", strict).bound_by == "the host's own loop"
     assert diagnose.verdict(best, [best], "cpu", diagnose.Thresholds(padding=0.01)).bound_by == "padding"
