@@ -338,9 +338,12 @@ def python(code: str, **options) -> subprocess.Popen:
 def test_help_and_wrong_options_import_no_heavy_library():
     code = f"""
         import sys
+        import typer
         from bertopt import cli
         cli._settle_libraries()
-        for command in [], ["ladder"], ["report"]:
+        commands = [[name] for name in typer.main.get_command(cli.app).commands]
+        assert ["ladder"] in commands
+        for command in [], *commands:
             assert cli.run([*command, "--help"]) == 0
         assert cli.run(["ladder", "--bs", "0"]) == 2
         assert cli.run(["ladder", "--device", "auto", "--rungs", "fp17"]) == 2
@@ -350,7 +353,7 @@ def test_help_and_wrong_options_import_no_heavy_library():
     child = python(code)
     out, err = child.communicate(timeout=60)
     assert child.returncode == 0, err
-    assert out.count("Usage:") == 3
+    assert out.count("Usage:") >= 3
     assert err.splitlines()[-1] == ""
 
 
