@@ -12,6 +12,8 @@ import concurrent.futures as futures
 import contextlib
 import multiprocessing
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
@@ -129,7 +131,17 @@ _worker_tokenizer: Tokenizer | None = None
 def _start_worker(tokenizer: Tokenizer) -> None:
     global _worker_tokenizer
     _worker_tokenizer = tokenizer
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent answers it
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core a worker; the pool is the parallelism
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed cannot close its pool."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _encode_in_worker(tokenizer: Tokenizer | None, texts: list[str], pairs: list[str | None] | None) -> Chunk:

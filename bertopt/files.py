@@ -41,7 +41,7 @@ def replacing(path: os.PathLike[str] | str) -> Iterator[Path]:
 def write_text(path: os.PathLike[str] | str, text: str) -> None:
     """`text` as UTF-8 at `path`, whole or not at all."""
     with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
+        temporary.write_text(text, encoding="utf-8", errors="replace", newline="\n")  # a file name may be no UTF-8
 
 
 def write_bytes(path: os.PathLike[str] | str, data: bytes) -> None:

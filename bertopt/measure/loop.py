@@ -122,6 +122,7 @@ def run_pass(
             return
         arrived = clock()
         done.answers.put(batch, logits)
+        done.count(batch)
         done.batches.append(BatchTimes(batch.rows, *before, waited, arrived, clock(), pending.times))
 
     done.started_s = clock()
@@ -142,7 +143,6 @@ def run_pass(
             done.failures.append(f"{type(error).__name__}: {error}")
             continue
         waiting.append((batch, pending, (taken, ready, in_buffers, clock())))
-        done.count(batch)
         if len(waiting) >= in_flight:
             finish()
     while waiting:
