@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 SAMPLES = 512
+DEFAULT_LENGTH = 128  # tokens, where nothing says how long texts are served
 SMOOTH = 0.95  # best on rows that no test judges by: python benchmarks/int8_methods.py
 ROWS = 8  # of a batch: what is observed at once, and so what memory it takes
 TOOLS = ("bertopt", "onnxruntime", "tokenizers")
@@ -73,6 +74,11 @@ class Calibration:
         for name in ("data_name", "tokens", "text_hashes", "sites"):
             del said[name]  # they follow from the others
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def sha256(self) -> str:
+        """Of the file that `save` writes: unlike the key it changes with the ranges. It goes into manifests."""
+        return hashlib.sha256(_text(self).encode()).hexdigest()
 
 
 # Fields that a caller may demand, with their names for people
@@ -127,8 +133,32 @@ def cached(
     return load(path), path
 
 
+def of_workspace(workspace: Any) -> tuple[Calibration, list[str]]:
+    """What INT8 is placed by: the workspace's `calibration`, or one made with its `calibration_texts`; and notes.
+
+    Where it has neither, its `texts` stand in, which proves nothing about them. Raises DataError where it has none at all.
+    """
+    from bertopt.text import Requests
+
+    given = getattr(workspace, "calibration", None)
+    if given is not None:
+        return given, [f"INT8 by a given calibration: {given.method}, smoothing {given.smooth:g}, {given.texts} texts"]
+    requests, notes = getattr(workspace, "calibration_texts", None), []
+    if requests is None:
+        requests = Requests(workspace.texts, name="the measured texts")
+        notes = ["INT8 was calibrated with the very texts that are measured: judge it on others"]
+    longest = max(workspace.bucket_edges, default=min(DEFAULT_LENGTH, workspace.checkpoint.max_positions))
+    found, _ = cached(workspace, requests, max_length=longest)
+    said = f"INT8 calibrated with {found.texts} texts of {found.data_name}: {found.method}, smoothing {found.smooth:g}"
+    return found, [said, *notes]
+
+
 def save(calibration: Calibration, path: os.PathLike[str] | str) -> None:
     """Write the file: a line a field, a line a site. Two that write at once leave one of the two, whole."""
+    write_text(path, _text(calibration))
+
+
+def _text(calibration: Calibration) -> str:
     lines = [f'  "bertopt_calibration": {SCHEMA}']
     for each in dataclasses.fields(calibration):
         value = getattr(calibration, each.name)
@@ -141,7 +171,7 @@ def save(calibration: Calibration, path: os.PathLike[str] | str) -> None:
         else:
             text = json.dumps(value)
         lines.append(f'  "{each.name}": {text}')
-    write_text(path, "{\n" + ",\n".join(lines) + "\n}\n")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def load(path: os.PathLike[str] | str) -> Calibration:

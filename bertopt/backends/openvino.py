@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 
 from bertopt.backends.base import Artifact, Options
 from bertopt.backends.host import Feeds, HostSession
-from bertopt.errors import BackendUnavailable
+from bertopt.errors import BackendUnavailable, GraphError
 from bertopt.plan import Plan
 
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+LEAST_SHARE = 0.9  # of the products that were placed in INT8 and must run so
 PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16"}
 
 
@@ -42,8 +43,47 @@ def prepare(workspace: Any, precision: str) -> Artifact:
             raise BackendUnavailable("this processor computes in neither BF16 nor FP16; the onnx rung is its fastest float")
         precision = found
     if precision == "int8":
-        raise BackendUnavailable("INT8 wants calibration and a gate, which this version of bertopt has not yet")
+        return _int8(workspace)
     return Artifact(workspace.canonical(), precision, workspace.checkpoint.uses_type_ids)
+
+
+def _int8(workspace: Any) -> Artifact:
+    """The Q/DQ graph of the workspace's calibration, kept under the hash of everything that went into it."""
+    from bertopt.calibration import of_workspace
+    from bertopt.environment import cpu_features
+    from bertopt.graph.emit import Int8, describe, emit
+    from bertopt.graph.quantize import levels_for
+
+    calibration, notes = of_workspace(workspace)
+    path = workspace.folder / f"int8-openvino-{calibration.sha256[:16]}-{levels_for(cpu_features())}.onnx"
+    if not path.exists():
+        emit(workspace.canonical(), path, "openvino", precision="int8", int8=Int8(calibration))
+    placement = describe(path).placement
+    assert placement is not None
+    info = {
+        "linears": placement.linears,
+        "int8_linears": placement.quantized_linears,
+        "weight_levels": placement.weight_levels,
+        "calibration": calibration.sha256,
+    }
+    return Artifact(path, "int8", workspace.checkpoint.uses_type_ids, info, (*notes, *placement.lines()))
+
+
+def int8_layers(compiled: Any) -> int:
+    """Products of a compiled model that run in INT8, read back from what OpenVINO will execute."""
+    ran = [layer.get_rt_info() for layer in compiled.get_runtime_model().get_ordered_ops()]
+    return sum(
+        layer["layerType"].value in ("FullyConnected", "MatMul") and layer["runtimePrecision"].value in ("i8", "u8")
+        for layer in ran
+    )
+
+
+def check_int8(compiled: Any, wanted: int) -> int:
+    """The number of products in INT8. Raises GraphError where they are fewer than LEAST_SHARE of those `wanted`, or none."""
+    ran = int8_layers(compiled)
+    if ran < max(1.0, LEAST_SHARE * wanted):
+        raise GraphError(f"INT8 was asked for and not applied: OpenVINO runs {ran} of {wanted} products in INT8")
+    return ran
 
 
 def open(artifact: Artifact, options: Options) -> HostSession:
@@ -71,7 +111,11 @@ class OpenVinoSession(HostSession):
         )
         self._request = self._model.create_infer_request()
         ran = PRECISIONS[self._model.get_property("INFERENCE_PRECISION_HINT").get_type_name()]
-        self.precision = artifact.precision if artifact.precision == "int8" else ran
+        self.precision = ran
+        if artifact.precision == "int8":
+            wanted = artifact.info.get("int8_linears", 1)
+            artifact.info["int8_in_effect"] = f"{check_int8(self._model, wanted)} of {artifact.info.get('linears', wanted)}"
+            self.precision = "int8"
         used = self._model.get_property("INFERENCE_NUM_THREADS")
         self.version = f"OpenVINO {ov.__version__.split('-')[0]}, {used} threads"
 
