@@ -51,6 +51,11 @@ class Identity:
     model_name: str | None = None
     model_fingerprint: str | None = None
     tokenizer_fingerprint: str | None = None
+    task: str | None = None
+    labels: list[str] | None = None
+    weights: str | None = None
+    model_type: str | None = None
+    tokenizer: Path | None = None  # the folder whose files are copied beside the plan, and not in the manifest
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ def build_plan(
 
     chosen, why = choose_target(target)
     key, library = _library(chosen)
+    who = identity or Identity()
     if chosen != "openvino" and not profiles:
         raise UsageError(f"a {library} plan is built for shapes: give --profile MIN:OPT:MAX")
     set_apart, start = options(chosen, tactics), time.monotonic()
@@ -167,13 +173,16 @@ def build_plan(
             layers=built.layers,
             equivalent=_equivalent(job, out, built),
             notes=built.notes,
-            **dataclasses.asdict(identity or Identity()),
+            pad_id=pad_id,
+            **{name: value for name, value in vars(who).items() if name != "tokenizer"},
         )
         if progress is not None:
             progress(time.monotonic() - start, "judging its answers")
         made = Plan(Path(job.out), manifest)
         judged, verdict = judge(made, chosen, graph, emitted.path, batches[::JUDGED_EVERY], pad_id)
         _put_in_place(folder, out, cache, keep_graph=chosen != "openvino")
+        if who.tokenizer is not None:
+            plans.keep_tokenizer(who.tokenizer, out)
         plans.save(out, manifest)
     return Result(Plan(out, manifest), chosen, dataclasses.replace(emitted, path=_graph_path(out)), judged, [why, verdict])
 
@@ -212,7 +221,16 @@ def judge(plan: Plan, target: str, graph: Path, emitted: Path, batches: list[Bat
 
 def identify(checkpoint: Checkpoint) -> Identity:
     """A checkpoint's name and fingerprints, for a manifest."""
-    return Identity(checkpoint.name, checkpoint.fingerprint, tokenizer_fingerprint(checkpoint.folder))
+    return Identity(
+        checkpoint.name,
+        checkpoint.fingerprint,
+        tokenizer_fingerprint(checkpoint.folder),
+        checkpoint.task,
+        checkpoint.labels,
+        checkpoint.weights,
+        checkpoint.model_type,
+        checkpoint.folder,
+    )
 
 
 def tokenizer_fingerprint(folder: Path) -> str:

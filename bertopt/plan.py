@@ -19,10 +19,11 @@ from typing import Any
 from bertopt import records
 from bertopt.builders.versions import installed
 from bertopt.errors import PlanError
-from bertopt.files import write_text
+from bertopt.files import write_bytes, write_text
 from bertopt.profiles import Profile, parse
 
 SCHEMA_VERSION = 1
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.*", "merges.txt", "*.model")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Manifest:
     model_name: str | None = None
     model_fingerprint: str | None = None
     tokenizer_fingerprint: str | None = None
+    task: str | None = None  # of Checkpoint: "single_label", ...
+    labels: list[str] | None = None  # in logit order
+    weights: str | None = None  # "trained", "random" or "random head"
+    model_type: str | None = None  # "bert", ...
+    pad_id: int = 0
     calibration_sha256: str | None = None
     groups: dict[str, str] = field(default_factory=dict)  # group of layers -> precision
     fp32_nodes: list[str] = field(default_factory=list)  # kept in FP32
@@ -55,6 +61,7 @@ class Manifest:
     layers: dict[str, int] = field(default_factory=dict)  # inspector: precision -> number of layers
     equivalent: str | None = None  # the library's own command line
     notes: list[str] = field(default_factory=list)
+    gate: dict[str, Any] = field(default_factory=dict)  # `gate.stamp` of the last verdict on this very plan; empty: not gated
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -101,6 +108,17 @@ DEMANDS = {
 
 def manifest_path(plan: os.PathLike[str] | str) -> Path:
     return Path(f"{os.fspath(plan)}.json")
+
+
+def tokenizer_folder(plan: os.PathLike[str] | str) -> Path:
+    """Where a plan keeps its own copy of the files that decide which ids a text gets, so that it serves texts alone."""
+    return Path(f"{os.fspath(plan)}.tokenizer")
+
+
+def keep_tokenizer(source: Path, plan: Path) -> None:
+    """Copy a checkpoint's tokenizer beside a plan."""
+    for file in sorted({file for pattern in TOKENIZER_FILES for file in source.glob(pattern)}):
+        write_bytes(tokenizer_folder(plan) / file.name, file.read_bytes())
 
 
 def save(plan: Path, manifest: Manifest) -> None:
@@ -245,6 +263,8 @@ def describe(manifest: Manifest) -> Iterator[str]:
     yield f"{len(manifest.fp32_nodes)} nodes kept in FP32" + "".join(f"\n  {node}" for node in manifest.fp32_nodes)
     if manifest.layers:
         yield f"layers in the plan: {', '.join(f'{count} {kind}' for kind, count in manifest.layers.items())}"
+    if manifest.gate:
+        yield f"accuracy gate: {manifest.gate['verdict']} ({manifest.gate['reason']})"
     if manifest.equivalent:
         yield f"the same with the library's own tool: {manifest.equivalent}"
     yield from manifest.notes

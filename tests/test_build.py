@@ -61,7 +61,7 @@ def test_a_plan_is_built_identified_and_answers(request_: engines.Request) -> No
     assert result.parity is not None
     assert result.parity.passed
     assert any("judged on" in line for line in result.lines())
-    assert sorted(p.name for p in request_.out.parent.iterdir()) == ["x.plan", "x.plan.json"]
+    assert sorted(p.name for p in request_.out.parent.iterdir()) == ["x.plan", "x.plan.json", "x.plan.tokenizer"]
     with pytest.raises(PlanError, match=f"tokenizer {said.tokenizer_fingerprint}, and 0000"):
         plan.open_plan(request_.out, tokenizer_fingerprint="0000")
 

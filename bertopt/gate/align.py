@@ -111,6 +111,11 @@ def same_rows(reference: Predictions, candidate: Predictions) -> None:
         raise DataError(f"the task {reference.task} has no gate")
     if candidate.task != reference.task:
         raise DataError(f"{reference.name} is for {reference.task} and {candidate.name} for {candidate.task}")
+    if None not in (reference.max_length, candidate.max_length) and reference.max_length != candidate.max_length:
+        raise DataError(
+            f"{reference.name} cut texts at {reference.max_length} tokens and {candidate.name} at {candidate.max_length}: "
+            "the one would be blamed for what the other did not read"
+        )
     if len(candidate) != len(reference):
         raise DataError(
             f"{reference.name} answered {len(reference)} rows and {candidate.name} {len(candidate)}: not the same data"

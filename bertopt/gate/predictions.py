@@ -47,6 +47,7 @@ class Predictions:
     device: str | None = None
     evidence: str = "plan"  # "plan": this very artifact ran; "proxy": the CPU stood in for it
     weights: str = "trained"  # "trained", "random" or "random head"
+    max_length: int | None = None  # tokens beyond which texts were truncated
     throughput_seq_s: float | None = None  # end to end at the served shapes: median, and the ends of the spread
     throughput_low_seq_s: float | None = None
     throughput_high_seq_s: float | None = None
