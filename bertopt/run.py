@@ -206,8 +206,8 @@ class Runner:
             opened.tokenizer.encode(self.requests.texts[:rows], self.requests.pairs[:rows] if self.requests.pairs else None)
         host_ms = (time.perf_counter() - start) / len(few) * 1e3
         wanted = arithmetic.workers_needed(host_ms, device_ms)
-        # Computation has the cores of a CPU; on a GPU one core is left for the loop.
-        chosen = max(1, min(wanted, cores if self.settings.device == "cpu" else cores - 1))
+        # Computation has the cores of a CPU. Beside a GPU the loop, staging and the workers' answers want a few of their own.
+        chosen = max(1, min(wanted, cores if self.settings.device == "cpu" else cores - max(1, cores // 4)))
         opened.notes.append(
             f"workers: {host_ms:.2f} ms of tokenizing over {device_ms:.2f} ms on the device wants {wanted}; {chosen} run"
         )
@@ -226,7 +226,7 @@ class Runner:
 
     def _measure(self, opened: Opened, ceilings: dict[Any, float]) -> None:
         with ProcessProbe() as process, GpuProbe(self.settings.device) as gpu:
-            done = self._pass(opened)
+            done = self.run_pass(opened)
         if not done.batches:
             opened.broken = f"every batch failed: {done.failures[0]}"
             return
@@ -250,10 +250,11 @@ class Runner:
         end = time.perf_counter() + COUNTER_SECONDS
         with GpuProbe(self.settings.device) as gpu:
             while time.perf_counter() < end:
-                self._pass(opened)
+                self.run_pass(opened)
         return gpu
 
-    def _pass(self, opened: Opened) -> Pass:
+    def run_pass(self, opened: Opened) -> Pass:
+        """One pass over all requests as the rung does it, from raw texts to answers."""
         return run_pass(
             self._chunks(opened),
             opened.policy,
@@ -261,7 +262,12 @@ class Runner:
             len(self.requests),
             opened.in_flight,
             first_window=self._first_window,
+            stage_ahead=self._stage_ahead(opened),
         )
+
+    def _stage_ahead(self, opened: Opened) -> int:
+        """A GPU's loop has enough to do with launching; a CPU session computes on a thread of its own anyway."""
+        return opened.in_flight if self.settings.device == "cuda" and opened.workers is not None else 0
 
     @property
     def _first_window(self) -> int | None:
