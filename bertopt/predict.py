@@ -122,12 +122,16 @@ def predict_checkpoint(
     served: Served | None = None,
     *,
     max_length: int | None = None,
+    batch_size: int | None = None,
     device: str = "cpu",
     threads: int | None = None,
     progress: Progress | None = None,
 ) -> Predictions:
     """A checkpoint's answers in eager FP32. `served` are the shapes of the plan that it is compared with; without any, those
-    that suit the requests, cut at `max_length` tokens (128, or as many as the model has). Raises ModelError."""
+    that suit the requests, `batch_size` (32) of them cut at `max_length` tokens (128, or as many as the model has).
+
+    Raises ModelError for a task without a gate, UsageError for a length beyond the model's positions.
+    """
     from bertopt.model import open_checkpoint
     from bertopt.workspace import Workspace
 
@@ -137,7 +141,8 @@ def predict_checkpoint(
     length = effective_length(checkpoint.folder, length or min(LENGTH, checkpoint.max_positions), checkpoint.max_positions)
     tokenizer = load_tokenizer(checkpoint.folder, max_length=length, model_type=checkpoint.model_type)
     if served is None:
-        served = served_for(tokenizer.encode(requests.texts, requests.pairs), length)
+        tokens = tokenizer.encode(requests.texts, requests.pairs)
+        served = served_for(tokens, length, batch_size=batch_size or Served.batch_size)
     module = backend("eager")
     if reason := module.available(device):
         raise BackendUnavailable(reason)

@@ -10,10 +10,11 @@
 a model or needs more than numpy.
 """
 
+from bertopt.gate.align import refuse_untrained
 from bertopt.gate.decide import judge
 from bertopt.gate.predictions import Predictions, load_predictions, save_predictions, text_hash, text_hashes
 from bertopt.gate.text import verdict_lines
-from bertopt.gate.verdict import GateVerdict, load_baseline, load_verdict
+from bertopt.gate.verdict import GateVerdict, load_baseline, load_verdict, stamp
 
 __all__ = [
     "GateVerdict",
@@ -22,7 +23,9 @@ __all__ = [
     "load_baseline",
     "load_predictions",
     "load_verdict",
+    "refuse_untrained",
     "save_predictions",
+    "stamp",
     "text_hash",
     "text_hashes",
     "verdict_lines",

@@ -57,10 +57,7 @@ def align(
 ) -> Rows:
     """Raises DataError or ModelError naming what does not fit."""
     for side, predictions in (("reference", reference), ("candidate", candidate)):
-        if predictions.weights != "trained":
-            raise ModelError(
-                f"the {side} {predictions.name} has {_untrained(predictions)}, so its answers mean nothing: train it first"
-            )
+        refuse_untrained(side, predictions.name, predictions.weights)
     same_rows(reference, candidate)
     if not len(reference):
         raise DataError(f"{reference.data or 'the evaluation set'} is empty: there is no row to judge by")
@@ -103,6 +100,13 @@ def align(
         given=len(hashes),
         notes=notes + matched,
     )
+
+
+def refuse_untrained(side: str, name: str, weights: str) -> None:
+    """Raises ModelError where `weights` (of a Checkpoint or Predictions) are not trained."""
+    if weights != "trained":
+        what = "random weights" if weights == "random" else "an untrained head"
+        raise ModelError(f"the {side} {name} has {what}, so its answers mean nothing: train it first")
 
 
 def same_rows(reference: Predictions, candidate: Predictions) -> None:
@@ -192,7 +196,3 @@ def _first_difference(ours: list[str], theirs: list[str], what: str) -> None:
     for row, (one, other) in enumerate(zip(ours, theirs, strict=True), 1):
         if one != other:
             raise DataError(f"row {row} differs: {what}")
-
-
-def _untrained(predictions: Predictions) -> str:
-    return "random weights" if predictions.weights == "random" else "an untrained head"

@@ -13,8 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,15 @@ class Predictions:
 
     def __len__(self) -> int:
         return len(self.text_hashes)
+
+    def take(self, positions: Sequence[int], data_fingerprint: str | None) -> Predictions:
+        """The answers to some rows, which together have that fingerprint."""
+        return replace(
+            self,
+            logits=self.logits[np.asarray(positions, dtype=np.int64)],
+            text_hashes=[self.text_hashes[position] for position in positions],
+            data_fingerprint=data_fingerprint,
+        )
 
     def predicted(self) -> list[str | None]:
         """The label of each row; None for regression, embeddings, and rows whose logits are not finite."""

@@ -6,6 +6,7 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bertopt.errors import DataError
 from bertopt.gate.predictions import Predictions, load_predictions
@@ -151,6 +152,25 @@ class GateVerdict:
 def joint(statuses: list[str]) -> str:
     """One failure fails; else one open question leaves all open."""
     return FAILED if FAILED in statuses else INCONCLUSIVE if INCONCLUSIVE in statuses else PASSED
+
+
+def stamp(verdict: GateVerdict) -> dict[str, Any]:
+    """What a plan's manifest keeps of the verdict on it: enough to know what was asked, on what, and where it ran."""
+    return {
+        "verdict": verdict.verdict,
+        "reason": verdict.reasons[0],
+        "evidence": verdict.evidence,
+        "metric": verdict.metric,
+        "max_drop_points": verdict.max_drop_points,
+        "confidence_percent": verdict.confidence_percent,
+        "drop_points": verdict.drop.points,
+        "rows": verdict.rows,
+        "data": verdict.data,
+        "data_fingerprint": verdict.data_fingerprint,
+        "reference": verdict.reference.name,
+        "reference_fingerprint": verdict.reference.fingerprint,
+        "device": verdict.candidate.device,
+    }
 
 
 def load_verdict(path: os.PathLike[str] | str) -> GateVerdict:
