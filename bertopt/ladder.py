@@ -63,6 +63,7 @@ RUNGS: tuple[Rung, ...] = (
         "prefetch",
         {"batching": "packed", "backend": "packed", "precision": "half"},
     ),
+    Rung("packed-fp8", "its products in FP8, behind the gate", "packed", {"precision": "fp8"}, gated=True, devices=("cuda",)),
 )
 
 

@@ -76,6 +76,7 @@ class Workspace:
     def fused(self, *, half: bool = False) -> tuple[Path, dict[str, Any]]:
         """The canonical graph with ONNX Runtime's fused operators, and how many of each were made.
 
+        On a GPU attention reads the mask as a length, for which it has its fast kernels: batches are padded on the right.
         Raises GraphError where fusion is incomplete: the rung would print a figure that it did not earn.
         """
         import onnxruntime
@@ -83,10 +84,11 @@ class Workspace:
         from bertopt.graph.fuse import fuse
 
         source = self.canonical()
-        name = f"{source.stem}-fused{'-fp16' if half else ''}-ort{onnxruntime.__version__}"
+        mask = "length" if self.device == "cuda" else "raw"
+        name = f"{source.stem}-fused{'-fp16' if half else ''}-{mask}-ort{onnxruntime.__version__}"
         path, counts = source.with_name(name + ".onnx"), source.with_name(name + ".json")
         if not (path.exists() and counts.exists()):
-            fusion = fuse(source, path, self.checkpoint, half=half)
+            fusion = fuse(source, path, self.checkpoint, half=half, mask=mask)
             write_text(counts, json.dumps(fusion.counts))
         return path, json.loads(counts.read_text())
 

@@ -25,7 +25,9 @@ from bertopt.backends.packed_weights import FAMILIES, load
 from bertopt.batching import Batch, Packed, TokenBudget, batches
 from bertopt.errors import BackendUnavailable, ModelError, UsageError
 from bertopt.model import open_checkpoint
+from bertopt.text import Requests
 from bertopt.tokens import Tokens
+from bertopt.workspace import Workspace
 
 HEADS = ["ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "Model"]
 LENGTHS = [5, 2, 17, 64, 9]
@@ -187,6 +189,19 @@ def test_calibration_sees_the_largest_input_and_fp8_stays_near(tiny: Path) -> No
     assert 0.0 < difference < 0.5
     with pytest.raises(ModelError, match="no such product"):
         encoder.quantize({"layers.9.up": 1.0})
+
+
+def test_ranges_belong_to_the_texts_that_they_were_observed_on(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BERTOPT_CACHE", str(tiny / "cache"))
+    workspace = Workspace(open_checkpoint(str(tiny)))
+    with pytest.raises(BackendUnavailable, match="representative texts"):
+        packed.input_ranges(workspace)
+    workspace.texts = ["the measured ones"]
+    measured = packed.input_ranges(workspace)
+    workspace.calibration_texts = Requests(["some others"])  # of the same number
+    assert packed.input_ranges(workspace) != measured
+    del workspace.calibration_texts
+    assert packed.input_ranges(workspace) == measured
 
 
 def test_calibration_batches_are_bounded_and_lose_no_row() -> None:

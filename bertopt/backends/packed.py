@@ -51,7 +51,7 @@ CPU_REASON = "on a CPU length buckets waste little and OpenVINO is faster (bench
 
 
 def prepare(workspace: Any, precision: str) -> Artifact:
-    """Precisions: "half" (FP16), "bf16", "fp8" (E4M3 products; the ranges come from `workspace.texts` and are kept)."""
+    """Precisions: "half" (FP16), "bf16", "fp8" (E4M3 products, by calibrated ranges)."""
     from bertopt.backends.packed_weights import FAMILIES
 
     checkpoint = workspace.checkpoint
@@ -68,16 +68,23 @@ def prepare(workspace: Any, precision: str) -> Artifact:
 
 
 def input_ranges(workspace: Any) -> dict[str, float]:
-    """Largest input of each product over the workspace's representative texts, by `Encoder.sites`' names; kept in its cache."""
+    """Largest input of each product over calibration texts, by `Encoder.sites`' names; kept in the workspace's cache.
+
+    The texts are the workspace's `calibration_texts`, else the measured ones, which then prove nothing about themselves.
+    """
     from bertopt.backends.packed_weights import load
+    from bertopt.calibration import SAMPLES
+    from bertopt.text import Requests
     from bertopt.tokenization import load_tokenizer
 
-    path = workspace.folder / f"e4m3-ranges-{len(workspace.texts)}-texts.json"
+    requests = getattr(workspace, "calibration_texts", None) or Requests(workspace.texts, name="the measured texts")
+    if not len(requests):
+        raise BackendUnavailable("FP8 wants representative texts to calibrate on, and there are none")
+    requests = requests.take(np.unique(np.linspace(0, len(requests) - 1, min(SAMPLES, len(requests))).astype(np.int64)))
+    path = workspace.folder / f"e4m3-ranges-{requests.fingerprint}.json"
     if not path.exists():
-        if not workspace.texts:
-            raise BackendUnavailable("FP8 wants representative texts to calibrate on, and there are none")
         checkpoint = workspace.checkpoint
-        tokens = load_tokenizer(checkpoint.folder, max_length=checkpoint.max_positions).encode(workspace.texts)
+        tokens = load_tokenizer(checkpoint.folder, max_length=checkpoint.max_positions).encode(requests.texts, requests.pairs)
         encoder = load(checkpoint, device=workspace.device)
         write_text(path, json.dumps(encoder.calibrate(calibration_batches(tokens, workspace.device)), indent=1))
     return dict(json.loads(path.read_text(encoding="utf-8")))
