@@ -35,3 +35,8 @@ def layer_flops(batch: int, length: int, hidden: int, intermediate: int) -> int:
     The terms are the four attention projections, the two feed-forward products, and scores plus context.
     """
     return 8 * batch * length * hidden**2 + 4 * batch * length * hidden * intermediate + 4 * batch * length**2 * hidden
+
+
+def encoder_flops(tokens: float, pairs: float, hidden: int, intermediate: int, layers: int) -> float:
+    """The same for `layers` of them over `tokens` computed tokens and `pairs` query-key pairs, however rows are laid out."""
+    return layers * (8 * tokens * hidden**2 + 4 * tokens * hidden * intermediate + 4 * pairs * hidden)
