@@ -19,26 +19,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 import bertopt
+from bertopt import calibration as caches
 from bertopt import plan as plans
-from bertopt.batching import Batch, Padded
-from bertopt.builders import process, versions
+from bertopt.answers import feeds_of, judge, text_batches
+from bertopt.builders import BUILDERS, process, versions
 from bertopt.builders.process import Built, Job, Progress
-from bertopt.errors import BackendUnavailable, GraphError, UsageError
+from bertopt.errors import BackendUnavailable, UsageError
 from bertopt.plan import Manifest, Plan
 from bertopt.profiles import Profile
 
 if TYPE_CHECKING:
-    from bertopt.graph.emit import Emitted
+    from bertopt.calibration import Calibration
+    from bertopt.graph.emit import Emitted, Int8
     from bertopt.model import Checkpoint
     from bertopt.records import Parity
     from bertopt.tokens import Tokens
 
 TARGETS = ("auto", "tensorrt", "tensorrt-rtx", "openvino")
-BUILDERS = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt", "openvino": "openvino"}
-OBSERVED_ROWS, ROWS_A_BATCH = 128, 16  # texts by which FP16 is judged
 JUDGED_EVERY = 4  # of those batches, the share whose answers are compared
 TACTICS = ("all", "internal")
 TACTICS_VARIABLE = "BERTOPT_TENSORRT_TACTICS"  # for whom no option reaches: "internal" where cuBLAS is absent
@@ -95,7 +93,38 @@ def choose_target(wanted: str) -> tuple[str, str]:
     return "openvino", f"target openvino: {reason}"
 
 
-def build_plan(
+@dataclass(frozen=True)
+class Made:
+    """A plan that was built and judged, beside everything that belongs to it, in a folder that goes unless it is kept."""
+
+    plan: Plan
+    target: str
+    emitted: Emitted
+    parity: Parity | None
+    notes: list[str]
+    out: Path  # where it is to go
+    cache: Path  # likewise its kernels' timings
+    tokenizer: Path | None
+    calibration: Calibration | None
+
+    def keep(self, **changes: Any) -> Result:
+        """Put it in place; `changes` are fields of its manifest. An older plan there is replaced."""
+        manifest = dataclasses.replace(self.plan.manifest, **changes)
+        _put_in_place(self.plan.path, self.out, self.cache, keep_graph=self.target != "openvino")
+        _put_beside(self.out, self.tokenizer, self.calibration)
+        plans.save(self.out, manifest)
+        emitted = dataclasses.replace(self.emitted, path=_graph_path(self.out))
+        return Result(Plan(self.out, manifest), self.target, emitted, self.parity, self.notes)
+
+
+def build_plan(graph: Path, out: Path, **how: Any) -> Result:
+    """As `building`, whose arguments it takes, and keep the plan, with its manifest beside it."""
+    with building(graph, out, **how) as made:
+        return made.keep()
+
+
+@contextlib.contextmanager
+def building(
     graph: Path,
     out: Path,
     *,
@@ -107,16 +136,17 @@ def build_plan(
     identity: Identity | None = None,
     bucket_edges: Sequence[int] = (),
     tactics: str | None = None,
+    int8: Int8 | None = None,
     rebuild: str = "bertopt build-engine",
     progress: Progress | None = None,
-) -> Result:
-    """Build `graph` (canonical FP32, or emitted before) into a plan at `out`, with its manifest beside it.
+) -> Iterator[Made]:
+    """Build `graph` (canonical FP32, or emitted before) into a plan that can be put at `out`.
 
     `profiles` are what a TensorRT plan is built for; an OpenVINO plan takes any shape. `tokens` are real texts, by which
     FP16 is judged before and after; without them only a graph that is FP16 already can be built. `tactics` is "all" or
-    "internal"; None takes it from the environment. `progress` is called a few times a second with the seconds that
-    passed and what is being done. Raises GraphError where the plan's answers are not the graph's. An error or Ctrl-C
-    leaves nothing behind.
+    "internal"; None takes it from the environment. `int8` is what precision "int8" is placed by. `progress` is called a few
+    times a second with the seconds that passed and what is being done. Raises GraphError where the plan's answers are not
+    the graph's, or less is in INT8 than was placed. An error or Ctrl-C leaves nothing behind.
     """
     from bertopt.graph import storage
     from bertopt.graph.emit import emit
@@ -131,8 +161,8 @@ def build_plan(
     with _beside(out) as folder:
         if progress is not None:
             progress(0.0, "rewriting the graph")
-        feeds = _feeds(graph, batches, pad_id) if batches else None
-        emitted = emit(graph, folder / f"{out.name}.onnx", key, precision=precision, feeds=feeds)
+        feeds = feeds_of(graph, batches, pad_id) if batches else None
+        emitted = emit(graph, folder / f"{out.name}.onnx", key, precision=precision, feeds=feeds, int8=int8)
         job = Job(
             builder=BUILDERS[chosen],
             target=key,
@@ -140,6 +170,7 @@ def build_plan(
             out=str(folder / out.name),
             precision=precision,
             fp32_nodes=emitted.fp32_nodes,
+            quantized=emitted.products,
             profiles=[str(p) for p in profiles] if chosen != "openvino" else [],
             tactics="internal" if set_apart else "all",
             timing_cache=str(folder / "timing"),
@@ -163,6 +194,7 @@ def build_plan(
             bertopt_version=bertopt.__version__,
             rebuild=rebuild,
             options=set_apart,
+            calibration_sha256=int8.calibration.sha256 if int8 is not None else None,
             groups=emitted.groups,
             fp32_nodes=emitted.fp32_nodes,
             profiles=job.profiles,
@@ -172,51 +204,18 @@ def build_plan(
             build_s=round(time.monotonic() - start, 1),
             layers=built.layers,
             equivalent=_equivalent(job, out, built),
-            notes=built.notes,
+            notes=[*(emitted.placement.lines() if emitted.placement else []), *built.notes],
             pad_id=pad_id,
             **{name: value for name, value in vars(who).items() if name != "tokenizer"},
         )
         if progress is not None:
             progress(time.monotonic() - start, "judging its answers")
-        made = Plan(Path(job.out), manifest)
-        judged, verdict = judge(made, chosen, graph, emitted.path, batches[::JUDGED_EVERY], pad_id)
-        _put_in_place(folder, out, cache, keep_graph=chosen != "openvino")
-        if who.tokenizer is not None:
-            plans.keep_tokenizer(who.tokenizer, out)
-        plans.save(out, manifest)
-    return Result(Plan(out, manifest), chosen, dataclasses.replace(emitted, path=_graph_path(out)), judged, [why, verdict])
-
-
-def judge(plan: Plan, target: str, graph: Path, emitted: Path, batches: list[Batch], pad_id: int) -> tuple[Parity | None, str]:
-    """A plan's logits against its graph's in FP32 on these batches, and one sentence on it.
-
-    A plan that cannot be loaded where it is built stands in by the graph that it was built from, run on the CPU.
-    Raises GraphError where they differ by more than the precision may cost, or are NaN: such a plan is worth nothing.
-    """
-    from bertopt.graph import parity
-    from bertopt.graph.export import session
-
-    if not batches:
-        return None, "its answers were not judged: there were no texts"
-    try:
-        reference = session(graph)
-    except BackendUnavailable as error:
-        return None, f"its answers were not judged: {error}"
-    feeds = _feeds(graph, batches, pad_id)
-    right = np.concatenate([_flat(reference(feed)) for feed in feeds])
-    if target == "tensorrt-rtx":
-        stand_in = session(emitted)
-        found, what = np.concatenate([_flat(stand_in(feed)) for feed in feeds]), "its graph, on the CPU,"
-    else:
-        builder = importlib.import_module(f"bertopt.builders.{BUILDERS[target]}")
-        with builder.open_session(plan, pad_id) as opened:
-            found = np.concatenate([_flat(opened.launch(opened.stage(batch)).result()) for batch in batches])
-        what = "it"
-    precision = plan.manifest.precision
-    verdict = parity.compare(right, found, precision=precision, task="embedding", trained=False)
-    if not verdict.passed:
-        raise GraphError(f"the {precision} plan does not answer as its graph in FP32: {parity.describe(verdict)}")
-    return verdict, f"{what} was judged on {sum(b.rows for b in batches)} rows: {parity.describe(verdict)}"
+        plan = Plan(Path(job.out), manifest)
+        judged, verdict = judge(plan, chosen, graph, emitted.path, batches[::JUDGED_EVERY], pad_id)
+        plans.save(plan.path, manifest)
+        calibration = int8.calibration if int8 is not None else None
+        _put_beside(plan.path, who.tokenizer, calibration)
+        yield Made(plan, chosen, emitted, judged, [why, verdict], out, cache, who.tokenizer, calibration)
 
 
 def identify(checkpoint: Checkpoint) -> Identity:
@@ -243,15 +242,6 @@ def tokenizer_fingerprint(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def text_batches(tokens: Tokens) -> Iterator[Batch]:
-    """Up to 128 of these rows, spread evenly over their lengths, in batches of like length."""
-    order = np.argsort(tokens.lengths, kind="stable")
-    order = order[np.unique(np.linspace(0, len(order) - 1, OBSERVED_ROWS).astype(np.int64))]
-    for start in range(0, len(order), ROWS_A_BATCH):
-        rows = tokens.take(order[start : start + ROWS_A_BATCH])
-        yield Batch(np.arange(len(rows)), rows, Padded(len(rows), int(rows.lengths.max())))
-
-
 def options(target: str, tactics: str | None = None) -> str:
     """What sets a build apart from an ordinary one, in the words of its results. Raises UsageError for unknown tactics."""
     tactics = tactics or os.environ.get(TACTICS_VARIABLE, "all")
@@ -264,18 +254,6 @@ def timing_cache(out: Path, library: str, capability: str | None) -> Path:
     """Where kernel timings are kept: beside the plan, shared by the plans of one library and kind of card."""
     version = versions.installed(library)
     return out.with_name(f"{library.replace(' ', '-').lower()}-{version}-{capability}.timing")
-
-
-def _feeds(graph: Path, batches: list[Batch], pad_id: int) -> list[dict[str, Any]]:
-    from bertopt.backends.host import padded_arrays
-    from bertopt.graph.emit import inputs
-
-    uses_type_ids = "token_type_ids" in inputs(graph)
-    return [padded_arrays(batch, uses_type_ids, pad_id) for batch in batches]
-
-
-def _flat(logits: Any) -> Any:
-    return logits.reshape(-1, logits.shape[-1])
 
 
 def _unavailable(target: str) -> str | None:
@@ -315,12 +293,20 @@ def _graph_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.onnx")
 
 
-def _put_in_place(folder: Path, out: Path, cache: Path, *, keep_graph: bool) -> None:
-    for made in folder.iterdir():
-        if made.name == "timing":
-            os.replace(made, cache)
-        elif keep_graph or not made.name.startswith(f"{out.name}.onnx"):
-            os.replace(made, out.with_name(made.name))
+def _put_in_place(made: Path, out: Path, cache: Path, *, keep_graph: bool) -> None:
+    for file in (f for f in made.parent.iterdir() if f.is_file()):
+        if file.name == "timing":
+            os.replace(file, cache)
+        elif keep_graph or not file.name.startswith(f"{out.name}.onnx"):
+            os.replace(file, out.with_name(file.name))
+
+
+def _put_beside(plan: Path, tokenizer: Path | None, calibration: Calibration | None) -> None:
+    """What a plan is served and judged with, and needs no library of its own to read."""
+    if tokenizer is not None:
+        plans.keep_tokenizer(tokenizer, plan)
+    if calibration is not None:
+        caches.save(calibration, plans.calibration_path(plan))
 
 
 @contextlib.contextmanager

@@ -115,6 +115,11 @@ def tokenizer_folder(plan: os.PathLike[str] | str) -> Path:
     return Path(f"{os.fspath(plan)}.tokenizer")
 
 
+def calibration_path(plan: os.PathLike[str] | str) -> Path:
+    """Where a plan keeps the calibration that its INT8 was placed by, so that a gate knows which rows it has seen."""
+    return Path(f"{os.fspath(plan)}.calibration.json")
+
+
 def keep_tokenizer(source: Path, plan: Path) -> None:
     """Copy a checkpoint's tokenizer beside a plan."""
     for file in sorted({file for pattern in TOKENIZER_FILES for file in source.glob(pattern)}):
@@ -265,6 +270,8 @@ def describe(manifest: Manifest) -> Iterator[str]:
         yield f"layers in the plan: {', '.join(f'{count} {kind}' for kind, count in manifest.layers.items())}"
     if manifest.gate:
         yield f"accuracy gate: {manifest.gate['verdict']} ({manifest.gate['reason']})"
+    elif manifest.precision in ("int8", "fp8"):
+        yield "accuracy gate: not gated"
     if manifest.equivalent:
         yield f"the same with the library's own tool: {manifest.equivalent}"
     yield from manifest.notes

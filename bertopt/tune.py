@@ -55,7 +55,7 @@ class Trial:
 class Tuned:
     """What was found, and what was tried for it."""
 
-    outcome: str  # "kept", "slower", "failed" (the gate's answer was not "passed") or "nothing found"
+    outcome: str  # "kept", "slower", "nothing found", or the gate's answer: "failed", "inconclusive"
     left: list[str]  # groups that stay in float, the worst first
     sites: list[str]  # theirs: what `graph.quantize.quantize` takes as `leave`
     precisions: dict[str, str]  # group -> "int8" or "float"
@@ -84,7 +84,7 @@ def tune(
     float_logits: Logits,
     logits: Callable[[Collection[str]], Logits],
     judge: Callable[[Collection[str]], Verdict],
-    speedup: Callable[[Collection[str]], float],
+    speedup: Callable[[Collection[str]], float | None],
     *,
     max_drop: float,
     classes: bool = True,
@@ -96,8 +96,9 @@ def tune(
 
     `groups` are names of sites by the name of their group. `float_logits` [rows, outputs] are of calibration rows in float,
     `logits(leave)` of the same rows with INT8 everywhere but at those sites. `judge(leave)` runs the gate on the evaluation
-    rows: called once at most. `speedup(leave)` is the speed over FP16. `max_drop` in points is what the gate allows:
-    so many hundredths of labels may change on the calibration rows. `classes`: the logits' largest is the label.
+    rows: called once at most. `speedup(leave)` is the speed over FP16, None where it cannot be measured. `max_drop` in
+    points is what the gate allows: so many hundredths of labels may change on the calibration rows. `classes`: the logits'
+    largest is the label.
 
     Raises UsageError without groups or time.
     """
@@ -152,14 +153,15 @@ def tune(
     if not number:
         return result("nothing found", f"no part of the network in INT8 was good enough within {budget_s:g} s: take FP16")
     speed = speedup(frozenset(sites_of(number)))
-    if speed <= min_speedup:
+    if speed is not None and speed <= min_speedup:
         return result(
             "slower", f"{speed:.2f}x the speed of FP16, and more than {min_speedup:g}x is wanted: take FP16", None, speed
         )
     verdict = judge(frozenset(sites_of(number)))
     if verdict.verdict != "passed":
-        return result("failed", f"the gate on the evaluation rows: {verdict.verdict}; take FP16", verdict, speed)
-    return result("kept", f"the gate on the evaluation rows: passed, {speed:.2f}x the speed of FP16", verdict, speed)
+        return result(verdict.verdict, f"the gate on the evaluation rows: {verdict.verdict}; take FP16", verdict, speed)
+    how_fast = "its speed was not measured" if speed is None else f"{speed:.2f}x the speed of FP16"
+    return result("kept", f"the gate on the evaluation rows: passed, {how_fast}", verdict, speed)
 
 
 def groups_of(model: onnx.ModelProto) -> dict[str, list[str]]:

@@ -435,7 +435,7 @@ def test_what_is_left_is_in_the_precision_map(tiny_bert: Exported, tmp_path: Pat
             feeds=[tiny_bert.feeds()],
         )
         assert made.groups["layer 0"] == around
-        assert made.groups["layer 1"] == f"int8, 1 of 4 inputs {around}"
+        assert made.groups["layer 1"] == f"int8, down in {around}"
 
 
 def test_nothing_is_quantized_without_a_calibration_of_this_graph(tiny_bert: Exported, tmp_path: Path) -> None:

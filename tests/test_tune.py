@@ -31,7 +31,7 @@ class Network:
 
     errors: dict[str, float]  # group -> root mean square of what it adds, relative to the spread
     verdict: str = "passed"
-    speed: float = 1.2
+    speed: float | None = 1.2
     seconds: float = 1.0  # of a run
     now: float = 0.0
     runs: int = 0
@@ -57,7 +57,7 @@ class Network:
         self.judged.append(frozenset(leave))
         return Answer(self.verdict)
 
-    def speedup(self, leave: Collection[str]) -> float:
+    def speedup(self, leave: Collection[str]) -> float | None:
         self.timed.append(frozenset(leave))
         return self.speed
 
@@ -113,7 +113,7 @@ def test_an_answer_that_is_not_passed_is_not_asked_for_twice() -> None:
     for verdict in ("failed", "inconclusive"):
         network = Network(one_bad(), verdict=verdict)
         found = network.tune()
-        assert (found.outcome, len(network.judged)) == ("failed", 1)
+        assert (found.outcome, len(network.judged)) == (verdict, 1)
         assert found.verdict == Answer(verdict)
         assert found.lines()[-1].endswith(f"{verdict}; take FP16")
 
@@ -124,6 +124,9 @@ def test_what_is_slower_than_fp16_is_not_kept_nor_judged() -> None:
     assert (found.outcome, found.speedup, network.judged) == ("slower", 0.98, [])
     assert "0.98x the speed of FP16" in found.lines()[-1]
     assert Network(one_bad(), speed=1.1).tune(min_speedup=1.15).outcome == "slower"
+    unknown = Network(one_bad(), speed=None).tune()
+    assert unknown.outcome == "kept"
+    assert "its speed was not measured" in unknown.lines()[-1]
 
 
 def test_where_every_layer_harms_there_is_nothing_to_find() -> None:

@@ -35,6 +35,11 @@ def half_precision() -> str | None:
     return next((low for low, name in (("bf16", "BF16"), ("fp16", "FP16")) if name in capabilities), None)
 
 
+def around_int8() -> str:
+    """The float precision that runs between quantized layers."""
+    return "bf16" if half_precision() == "bf16" else "fp32"
+
+
 def prepare(workspace: Any, precision: str) -> Artifact:
     """The canonical graph as it is: OpenVINO does its own fusion when it compiles."""
     if precision == "half":
@@ -102,7 +107,7 @@ class OpenVinoSession(HostSession):
         super().__init__(options, artifact.uses_type_ids)
         import openvino as ov
 
-        hint = HINTS.get(artifact.precision, "bf16" if half_precision() == "bf16" else "f32")
+        hint = HINTS.get(artifact.precision) or HINTS[around_int8()]
         self._model = ov.Core().compile_model(
             artifact.content,
             "CPU",

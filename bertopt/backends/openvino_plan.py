@@ -12,17 +12,21 @@ from bertopt.plan import Plan
 
 
 class OpenVinoPlanSession(HostSession):
-    """Raises PlanError where OpenVINO refuses the plan."""
+    """Raises PlanError where OpenVINO refuses the plan, GraphError where its INT8 does not run here."""
 
     def __init__(self, plan: Plan, options: Options) -> None:
         super().__init__(options, "token_type_ids" in plan.manifest.inputs)
         import openvino as ov
+
+        from bertopt.backends.openvino import check_int8
 
         try:
             model = ov.Core().import_model(plan.read(), "CPU", {"INFERENCE_NUM_THREADS": self.threads})
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
             raise PlanError(f"{plan.path} is refused by {plan.manifest.version}: {reason}") from None
+        if plan.manifest.precision == "int8":
+            check_int8(model, plan.manifest.layers.get("int8", 1))
         self._request = model.create_infer_request()
         self.precision = plan.manifest.precision
         self.version = f"{plan.manifest.version}, {model.get_property('INFERENCE_NUM_THREADS')} threads"

@@ -6,3 +6,5 @@ A builder is a module of this package with three functions:
     build(job, report) -> Built              in the child process; `report` takes progress
     open_session(plan, pad_id) -> Session    the plan on this machine, to judge its answers
 """
+
+BUILDERS = {"tensorrt": "tensorrt", "tensorrt-rtx": "tensorrt", "openvino": "openvino"}  # target -> module

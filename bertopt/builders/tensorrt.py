@@ -63,6 +63,8 @@ def build(job: Job, report: Report) -> Built:
     if chosen.needs_gpu:
         report("inspecting")
         layers = inspect(trt, log, serialized, job.layers)
+        if job.precision == "int8" and not layers["int8"]:
+            raise GraphError(f"INT8 was asked for and not applied: no layer of {job.out} runs in INT8")
     else:
         notes.append(f"not inspected: {chosen.library} chooses its kernels where the plan is loaded")
     return Built(job.precision, inputs, outputs, dict(layers), notes + log.warnings())
@@ -121,7 +123,7 @@ def configure(trt: Any, chosen: Dialect, builder: Any, network: Any, job: Job) -
     config = builder.create_builder_config()
     if job.precision != "fp32":
         names = chosen.half_flags + (chosen.obey_flags if job.fp32_nodes else ())
-        for name in names:
+        for name in names + (chosen.int8_flags if job.precision == "int8" else ()):
             config.set_flag(getattr(trt.BuilderFlag, name))
     config.clear_flag(trt.BuilderFlag.TF32)  # FP32 means FP32
     for name in chosen.preview:
@@ -160,16 +162,25 @@ def inspect(trt: Any, log: Any, serialized: Any, path: str | None) -> Counter[st
 
 
 def count_layers(report: str) -> Counter[str]:
-    """Layers of an inspector's JSON by the lowest precision among their outputs; "other" computes integers and shapes."""
+    """Layers of an inspector's JSON by the lowest precision that they write, "other" integers and shapes.
+
+    A product of INT8 inputs may write FP16, so what computes counts by what it reads as well.
+    """
     counts: Counter[str] = Counter()
     for entry in json.loads(report)["Layers"]:
         if isinstance(entry, str):  # a plan that was built without detailed verbosity names its layers only
             counts["not told"] += 1
             continue
-        words = " ".join(str(o.get("Format/Datatype", "")) for o in entry.get("Outputs", [])).lower().replace("/", " ").split()
-        found = {PRECISIONS[word] for word in words if word in PRECISIONS}
+        found = _precisions(entry, "Outputs")
+        if entry.get("LayerType") != "Reformat":
+            found |= _precisions(entry, "Inputs") & {"int8", "fp8"}
         counts[next((p for p in ("fp8", "int8", "fp16", "bf16", "fp32") if p in found), "other")] += 1
     return counts
+
+
+def _precisions(entry: dict[str, Any], side: str) -> set[str]:
+    words = " ".join(str(o.get("Format/Datatype", "")) for o in entry.get(side, [])).lower().replace("/", " ").split()
+    return {PRECISIONS[word] for word in words if word in PRECISIONS}
 
 
 def equivalent(job: Job, onnx: str, out: str, inputs: list[str]) -> str:
@@ -182,7 +193,8 @@ def equivalent(job: Job, onnx: str, out: str, inputs: list[str]) -> str:
         for name, shape in (("min", shapes.min), ("opt", shapes.opt), ("max", shapes.max)):
             options.append(f"--{name}Shapes=" + ",".join(f"{i}:{shape[0]}x{shape[1]}" for i in inputs))
     if job.target == "tensorrt-8":
-        options += ["--fp16"] * (job.precision != "fp32") + ["--preview=+profileSharing0806"]
+        options += ["--fp16"] * (job.precision != "fp32") + ["--int8"] * (job.precision == "int8")
+        options.append("--preview=+profileSharing0806")
         options += ["--precisionConstraints=obey", "--layerPrecisions=" + ",".join(f"{n}:fp32" for n in job.fp32_nodes)] * bool(
             job.fp32_nodes
         )

@@ -21,6 +21,7 @@ class Dialect:
     target: str  # key of graph.emit.TARGETS
     network_flags: tuple[str, ...]  # NetworkDefinitionCreationFlag
     half_flags: tuple[str, ...]  # BuilderFlag, where the graph has FP16 tensors
+    int8_flags: tuple[str, ...]  # BuilderFlag, where it has Q/DQ pairs
     obey_flags: tuple[str, ...]  # BuilderFlag that makes layer precisions binding; () where types always are
     preview: tuple[str, ...]  # PreviewFeature: several contexts may use one profile
     scratch: str  # how a context gets its scratch memory: "attribute" or "call"
@@ -34,6 +35,7 @@ TENSORRT_8 = Dialect(
     target="tensorrt-8",
     network_flags=("EXPLICIT_BATCH",),
     half_flags=("FP16",),
+    int8_flags=("INT8",),
     obey_flags=("OBEY_PRECISION_CONSTRAINTS",),
     preview=("PROFILE_SHARING_0806",),
     scratch="attribute",
@@ -45,6 +47,7 @@ TENSORRT_10 = Dialect(
     target="tensorrt-10",
     network_flags=("STRONGLY_TYPED",),
     half_flags=(),
+    int8_flags=(),
     obey_flags=(),
     preview=(),
     scratch="call",
@@ -56,6 +59,7 @@ TENSORRT_11 = Dialect(
     target="tensorrt-11",
     network_flags=(),  # every network is strongly typed, the flag is ignored
     half_flags=(),
+    int8_flags=(),
     obey_flags=(),
     preview=(),
     scratch="call",
@@ -67,6 +71,7 @@ TENSORRT_RTX = Dialect(
     target="tensorrt-rtx",
     network_flags=(),
     half_flags=(),
+    int8_flags=(),
     obey_flags=(),
     preview=(),
     scratch="call",

@@ -22,6 +22,20 @@ def build_engine(
         bool, typer.Option("--fp16", help="Half precision: FP16, or BF16 on a CPU that has it (the default).")
     ] = False,
     fp32: Annotated[bool, typer.Option("--fp32", help="Full precision.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="INT8 by a calibration cache (bertopt calibrate).")] = False,
+    calibration: Annotated[Optional[Path], option("--calibration", help="The cache that INT8 is placed by.")] = None,
+    max_drop: Annotated[
+        Optional[float], option("--max-drop", help="Keep INT8 only if it loses at most so many points on --data.")
+    ] = None,
+    metric: Annotated[
+        Optional[str], option("--metric", help="What may not drop (default: accuracy, or as bertopt gate has it).")
+    ] = None,
+    reference: Annotated[
+        Optional[Path], option("--reference", help="Predictions to compare with (default: eager FP32, which wants torch).")
+    ] = None,
+    budget: Annotated[
+        Optional[float], option("--budget", help="Seconds for finding layers to leave in float (default: 300).")
+    ] = None,
     target: Annotated[
         Optional[str], option("--target", help="auto, tensorrt, tensorrt-rtx or openvino (default: auto).")
     ] = None,
@@ -38,18 +52,27 @@ def build_engine(
     tactics: Annotated[Optional[str], option("--tactics", help="all, or internal: none of cuBLAS and cuDNN.")] = None,
     random_weights: options.RandomWeights = False,
     out: Annotated[Optional[Path], option("--out", help=f"The plan (default: {DEFAULT_OUT}).")] = None,
-) -> None:
-    """Build a plan: TensorRT where it can build, else OpenVINO, with a manifest that says what it is."""
-    from bertopt.engines import Request, build_engine, load_recipe
+) -> int:
+    """Build a plan: TensorRT where it can build, else OpenVINO, with a manifest that says what it is.
+
+    With --max-drop it exits with 1 where INT8 fails, and no plan is kept, and with 3 where the rows do not decide.
+    """
+    from bertopt.engines import Request, build_engine, build_gated, load_recipe
     from bertopt.profiles import from_options
     from bertopt.progress import progress
 
-    if fp16 and fp32:
-        raise UsageError("--fp16 and --fp32 exclude each other")
+    asked = [name for name, given in {"fp16": fp16, "fp32": fp32, "int8": int8}.items() if given]
+    if len(asked) > 1:
+        raise UsageError(f"--{asked[0]} and --{asked[1]} exclude each other")
     given: dict[str, Any] = {
         "model": model,
         "onnx": onnx,
-        "precision": "fp32" if fp32 else "fp16" if fp16 else None,
+        "precision": asked[0] if asked else None,
+        "calibration": calibration,
+        "max_drop": max_drop,
+        "metric": metric,
+        "reference": reference,
+        "budget": budget,
         "target": target,
         "profiles": from_options(low, best, high, profile or ()) or None,
         "batch_size": bs,
@@ -62,8 +85,13 @@ def build_engine(
     chosen = (load_recipe(recipe) if recipe else {}) | {name: value for name, value in given.items() if value is not None}
     request = Request(**{"out": DEFAULT_OUT} | chosen, command=options.command_line())
     with progress() as bar:
-        result = build_engine(request, lambda seconds, doing: bar.tick(seconds, doing))
-    print("\n".join(result.lines()))
+        if request.max_drop is None:
+            done, code = build_engine(request, bar.tick).lines(), 0
+        else:
+            outcome = build_gated(request, bar.tick, bar)
+            done, code = outcome.lines(), outcome.exit_code
+    print("\n".join(done))
+    return code
 
 
 @plan.command("show")

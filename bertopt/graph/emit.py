@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from bertopt.environment import cpu_features
 from bertopt.errors import GraphError
 from bertopt.graph import storage
 from bertopt.graph.half import MASK, HalfReport, half, layer_group
+from bertopt.graph.linears import kind_of
 from bertopt.graph.quantize import Placement, fold_weights, int8_products, levels_for, quantize
 from bertopt.graph.ranges import Feeds
 from bertopt.graph.retype import plain
@@ -59,6 +59,7 @@ class Emitted:
     groups: dict[str, str]  # group of layers -> precision
     report: HalfReport | None = None  # None: nothing was rewritten to FP16
     placement: Placement | None = None  # None: there is no INT8 that was placed here
+    products: int = 0  # that read quantized inputs
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ def describe(path: Path, model: onnx.ModelProto | None = None, report: HalfRepor
     found = "int8" if int8_products(model) else "fp16" if is_half(model) else "fp32"
     placement = Placement(**json.loads(said[PLACEMENT])) if PLACEMENT in said else None
     kept, groups = json.loads(said.get(KEPT, "[]")), json.loads(said.get(GROUPS, "{}"))
-    return Emitted(path, said.get(PRECISION, found), kept, groups, report, placement)
+    return Emitted(path, said.get(PRECISION, found), kept, groups, report, placement, int8_products(model))
 
 
 def inputs(path: Path) -> list[str]:
@@ -156,13 +157,21 @@ def _said(precision: str, report: HalfReport | None, placement: Placement | None
     groups = dict(report.groups) if report is not None else {}
     said = {PRECISION: precision, KEPT: json.dumps([k.node for k in report.kept] if report is not None else [])}
     if placement is not None:
-        low, kept = Counter(map(layer_group, placement.quantized)), Counter(map(layer_group, placement.left))
         around = "fp16" if target.typed else "float"
-        for group, count in low.items():
-            groups[group] = f"int8, {kept[group]} of {kept[group] + count} inputs {around}" if kept[group] else "int8"
+        low, kept = _parts(placement.quantized), _parts(placement.left)
+        for group in low:
+            groups[group] = f"int8, {', '.join(kept[group])} in {around}" if group in kept else "int8"
         groups |= {group: around for group in kept if group not in low}
         said[PLACEMENT] = json.dumps(dataclasses.asdict(placement))
     return said | {GROUPS: json.dumps(groups)}
+
+
+def _parts(names: list[str]) -> dict[str, list[str]]:
+    """The kinds of these sites by group of layers."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(layer_group(name), []).append(kind_of(name))
+    return found
 
 
 def _fit(model: onnx.ModelProto, target: Target, graph: Path) -> None:

@@ -50,12 +50,16 @@ class Site:
 
     @property
     def kind(self) -> str:
-        """The part of a layer: "qkv", "attention-output", "up" or "down", else the module's own last name."""
-        module = self.linears[0].name
-        last = module.rsplit(".", 1)[-1]
-        if last in QUERY_KEY_VALUE:
-            return "qkv"
-        return next((kind for pattern, kind in KINDS if re.search(pattern, module)), last)
+        return kind_of(self.name)
+
+
+def kind_of(site: str) -> str:
+    """A site's part of its layer, from its name: "qkv", "attention-output", "up" or "down", else the module's own last name."""
+    module = site.partition("+")[0]
+    last = module.rsplit(".", 1)[-1]
+    if last in QUERY_KEY_VALUE:
+        return "qkv"
+    return next((kind for pattern, kind in KINDS if re.search(pattern, module)), last)
 
 
 def sites(model: onnx.ModelProto) -> list[Site]:
