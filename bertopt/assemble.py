@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from bertopt import ladder
 from bertopt.batching import Bucketed
 from bertopt.graph import parity
+from bertopt.judging import GATED, Judged
 from bertopt.measure import summary
 from bertopt.measure.loop import Pass
 from bertopt.measure.statistics import compare, wilson
@@ -44,6 +45,7 @@ def measured_record(
     truncated: int,
     kernel_busy: float | None,
     notes: list[str],
+    judged: Judged | None = None,
 ) -> RungRecord:
     """Median figures over the repeats. `truth` is the class of each request, where the file has labels that the model knows."""
     repeats, last = opened.repeats, opened.repeats[-1].done
@@ -106,7 +108,9 @@ def measured_record(
         parity=opened.parity,
         accuracy=accuracy(last, truth),
         label_agreement=agreement(last, baseline_answers) if labelled_head else None,
-        gate="not gated" if opened.rung.gated else None,
+        gate=judged.status if judged else None,
+        gate_reason=judged.reason if judged else None,
+        gate_summary=judged.summary() if judged else None,
         timeline=summary.timeline(last),
         notes=notes + [f"{len(worst.failures)} batches failed, the first with: {text}" for text in worst.failures[:1]],
     )
@@ -165,7 +169,22 @@ def with_comparisons(rungs: list[RungRecord]) -> list[RungRecord]:
 
 
 def best(rungs: list[RungRecord]) -> RungRecord | None:
-    """The fastest rung whose answers are right; a gated one only when its gate passed. Ablations only explain it."""
+    """The fastest rung whose answers are right. Ablations only explain it.
+
+    Where precision is expected to change answers, only a gate that passed will do. Of BF16 and FP16 parity is the evidence
+    as long as the gate does not fail.
+    """
     known = {rung.name for rung in ladder.RUNGS}
-    fit = [r for r in rungs if r.name in known and r.status == "measured" and r.throughput_seq_s and r.gate in (None, "passed")]
+    fit = [
+        r
+        for r in rungs
+        if r.name in known
+        and r.status == "measured"
+        and r.throughput_seq_s
+        and (r.gate == "passed" or (r.gate != "failed" and not _must_pass(r)))
+    ]
     return max(fit, key=lambda r: r.throughput_seq_s or 0.0, default=None)
+
+
+def _must_pass(rung: RungRecord) -> bool:
+    return rung.name in GATED or rung.precision in ("int8", "fp8")

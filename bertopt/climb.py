@@ -19,6 +19,7 @@ from bertopt.batching import Batch, Bucketed, Dynamic, Fixed, Policy, batches, c
 from bertopt.environment import environment
 from bertopt.errors import BertoptError
 from bertopt.graph import parity
+from bertopt.judging import judge_rung, reference_answers
 from bertopt.ladder import Rung
 from bertopt.measure import kernels
 from bertopt.model import Checkpoint
@@ -73,14 +74,16 @@ def _measure_all(
 ) -> list[RungRecord]:
     probe, reference = _reference(ready, wanted, folder)
     done = {r.name: r for r in earlier.rungs if r.status == "measured"} if earlier else {}
-    baseline = _stored_answers(wanted.resume) if wanted.resume else None
+    baseline, right = _stored_answers(wanted.resume) if wanted.resume else (None, None)
 
     def measure(rows: Sequence[Rung], table: Sequence[Rung]) -> list[RungRecord]:
-        nonlocal baseline
+        nonlocal baseline, right
         rows = [r for r in rows if r.name not in done]
         opened, records = _open_all(rows, runner, table, probe, reference, ready, progress)
-        more, baseline = _in_turn(opened, runner, ready, wanted, baseline, folder, progress)
-        return [*records, *more]
+        baseline = _in_turn(opened, runner, wanted, baseline, progress)
+        if right is None and baseline is not None:
+            right = reference_answers(opened, ready, baseline, progress)
+        return [*records, *(_finished(rung, ready, wanted, baseline, right, folder, progress) for rung in opened)]
 
     records = measure(ladder.rungs_for(wanted.device, wanted.rungs), ladder.RUNGS)
     rungs = assemble.with_comparisons(_ordered([*done.values(), *records], earlier))
@@ -89,7 +92,7 @@ def _measure_all(
         rows = ladder.ablations(next(r for r in ladder.RUNGS if r.name == best.name), wanted.device)
         rungs = assemble.with_comparisons([*rungs, *measure(rows, (*ladder.RUNGS, *rows))])
     if baseline is not None:
-        save_arrays(folder / "answers.npz", baseline=baseline)
+        save_arrays(folder / "answers.npz", baseline=baseline, right=baseline if right is None else right)
     return rungs
 
 
@@ -158,15 +161,9 @@ def _judge(rung: Opened, probe: list[Batch], reference: NDArray[np.float32], che
 
 
 def _in_turn(
-    opened: list[Opened],
-    runner: Runner,
-    ready: Prepared,
-    wanted: Climb,
-    baseline: NDArray[np.float32] | None,
-    folder: Path,
-    progress: Progress,
-) -> tuple[list[RungRecord], NDArray[np.float32] | None]:
-    """Records, and the baseline's answers. Repeats in turn, not a block per rung: a slow minute is shared by all."""
+    opened: list[Opened], runner: Runner, wanted: Climb, baseline: NDArray[np.float32] | None, progress: Progress
+) -> NDArray[np.float32] | None:
+    """Measure, and give the baseline's answers. Repeats in turn, not a block per rung: a slow minute is shared by all."""
     estimate = {o.rung.name: _seconds(o) for o in opened}
     progress.total(sum(estimate.values()) * wanted.repeats)
     for repeat in range(wanted.repeats):
@@ -175,29 +172,39 @@ def _in_turn(
             progress.stage(f"{rung.rung.name}, repeat {repeat + 1} of {wanted.repeats}")
             runner.measure(rung, ceilings)
             progress.advance(estimate[rung.rung.name])
-    records = []
-    for rung in opened:
-        if rung.broken is not None:
-            records.append(assemble.broken_record(rung))
-            continue
-        last = rung.repeats[-1].done
-        if rung.rung.name == "baseline":
-            baseline = last.answers.stacked()
-        busy, notes = _kernels(rung, wanted, folder)
-        if wanted.trace:
-            kernels.write_trace(last, folder / f"trace-{_slug(rung.rung.name)}.json")
-        records.append(
-            assemble.measured_record(
-                rung,
-                truth=ready.truth,
-                baseline_answers=baseline,
-                labelled_head=ready.checkpoint.task in ("single_label", "token_classification"),
-                truncated=ready.tokens.truncated,
-                kernel_busy=busy,
-                notes=[*rung.notes, *notes, *rung.repeats[-1].gpu.reasons],
-            )
-        )
-    return records, baseline
+    answered = [o.repeats[-1].done for o in opened if o.rung.name == "baseline" and o.broken is None]
+    return answered[0].answers.stacked() if answered else baseline
+
+
+def _finished(
+    rung: Opened,
+    ready: Prepared,
+    wanted: Climb,
+    baseline: NDArray[np.float32] | None,
+    right: NDArray[np.float32] | None,
+    folder: Path,
+    progress: Progress,
+) -> RungRecord:
+    """The record of a rung that was measured, judged by the answers in FP32 where its precision is lowered."""
+    if rung.broken is not None:
+        return assemble.broken_record(rung)
+    judged = None if right is None else judge_rung(rung, ready, right, wanted.max_drop, progress)
+    if judged is not None and judged.verdict is not None:
+        save(judged.verdict, folder / f"gate-{_slug(rung.rung.name)}.json")
+    busy, notes = _kernels(rung, wanted, folder)
+    last = rung.repeats[-1].done
+    if wanted.trace:
+        kernels.write_trace(last, folder / f"trace-{_slug(rung.rung.name)}.json")
+    return assemble.measured_record(
+        rung,
+        truth=ready.truth,
+        baseline_answers=baseline,
+        labelled_head=ready.checkpoint.task in ("single_label", "token_classification"),
+        truncated=ready.tokens.truncated,
+        kernel_busy=busy,
+        notes=[*rung.notes, *notes, *rung.repeats[-1].gpu.reasons],
+        judged=judged,
+    )
 
 
 def _kernels(rung: Opened, wanted: Climb, folder: Path) -> tuple[float | None, list[str]]:
@@ -219,10 +226,10 @@ def _seconds(rung: Opened) -> float:
     return max(0.05, rung.warmup_s / shapes * len(rung.batches))
 
 
-def _stored_answers(run: Path) -> NDArray[np.float32] | None:
-    """The baseline's answers of an earlier run; None where its baseline failed."""
+def _stored_answers(run: Path) -> tuple[NDArray[np.float32] | None, NDArray[np.float32] | None]:
+    """The baseline's answers of an earlier run, and those in FP32 by which precision is judged; None where it failed."""
     file = _inside(run, "answers.npz")
-    return load_array(file, "baseline") if file.exists() else None
+    return (load_array(file, "baseline"), load_array(file, "right")) if file.exists() else (None, None)
 
 
 def _inside(run: Path, name: str) -> Path:

@@ -7,7 +7,6 @@ in different environments.
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -161,17 +160,12 @@ def default_metric(task: str, labelled: bool) -> str:
     return METRICS[task] if labelled or task == "regression" else "agreement"
 
 
-def beside(plan: os.PathLike[str] | str) -> Path:
-    """Where a plan's own calibration cache lies, if it was kept."""
-    return Path(f"{os.fspath(plan)}.calibration.json")
-
-
 def _calibrated_with(request: Request, manifest: Manifest | None) -> Collection[str]:
     """Hashes of the rows that the candidate was calibrated with, as far as that is known.
 
     Raises PlanError where the cache that is named is not the one that the plan was built with.
     """
-    own = beside(request.candidate)
+    own = plans.calibration_path(request.candidate)
     path = request.calibration or (own if own.is_file() else None)
     if path is None:
         if request.held_out:

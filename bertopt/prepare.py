@@ -13,11 +13,13 @@ from numpy.typing import NDArray
 from bertopt import labels, ladder
 from bertopt.backends.base import Options, backend
 from bertopt.batching import Fixed, batches
+from bertopt.calibration import SAMPLES
 from bertopt.errors import UsageError
+from bertopt.gate import text_hashes
 from bertopt.model import Checkpoint, open_checkpoint
 from bertopt.records import LadderRecord
 from bertopt.run import logits_of
-from bertopt.text import Requests
+from bertopt.text import Requests, split
 from bertopt.text import read as read_requests
 from bertopt.tokenization import (
     BertReference,
@@ -35,6 +37,8 @@ from bertopt.workspace import Workspace
 DEFAULT_LENGTH = 128  # tokens, where --seq is not given
 PASS_SECONDS = 8.0  # what one pass of the baseline may take when the number of requests is left to us
 FEWEST, MOST = 128, 8192  # requests
+MOST_JUDGED = 10_000  # rows of a file that are read to judge precision by, where --limit wants fewer
+MOST_CALIBRATING = 0.25  # of a file's rows, however few they are
 PROBED = 512  # requests on which the two tokenizers are compared
 
 Reference = BertReference | RowAtATime
@@ -59,6 +63,7 @@ class Climb:
     workers: int | None = None
     device: str = "cpu"
     random_weights: bool = False
+    max_drop: float = 0.5  # points of accuracy that a lowered precision may cost
     trace: bool = False
     out: Path | None = None
     command: str = "bertopt ladder"
@@ -75,6 +80,8 @@ class Prepared:
     tokenizers: dict[str, Any]
     truth: NDArray[np.int64] | None
     notes: list[str]
+    everything: Requests  # `requests`, which are timed, and the rows of the file behind them, by which precision is judged
+    calibrated: frozenset[str]  # hashes of the texts that INT8 may be calibrated with
 
 
 def check(wanted: Climb) -> None:
@@ -84,6 +91,8 @@ def check(wanted: Climb) -> None:
             raise UsageError(f"{option} {value} is too small: at least 1")
     if wanted.limit is not None and wanted.limit < 1:
         raise UsageError(f"--limit {wanted.limit} is too small: at least 1")
+    if not 0 <= wanted.max_drop < 100:
+        raise UsageError(f"--max-drop is {wanted.max_drop:g} points, and from 0 to below 100 can be asked")
     if wanted.workers is not None and wanted.workers < 1:
         raise UsageError(f"--workers {wanted.workers} is too small: at least 1, or auto")
     ladder.rungs_for(wanted.device, wanted.rungs)
@@ -107,7 +116,8 @@ def as_before(wanted: Climb, earlier: LadderRecord) -> Climb:
 
 
 def prepare(wanted: Climb, earlier: LadderRecord | None) -> Prepared:
-    requests = _requests(wanted)
+    everything = _requests(wanted)
+    requests = everything if wanted.limit is None else everything.take(range(min(wanted.limit, len(everything))))
     checkpoint = open_checkpoint(wanted.model, random_weights=wanted.random_weights)
     if earlier and earlier.model.fingerprint != checkpoint.fingerprint:
         raise UsageError(
@@ -124,15 +134,18 @@ def prepare(wanted: Climb, earlier: LadderRecord | None) -> Prepared:
             f"the run was made on {earlier.data.name} {earlier.data.fingerprint}, and these texts are {requests.name} "
             f"{requests.fingerprint}: give the same --data"
         )
-    truth, notes = _truth(requests, checkpoint)
+    truth, notes = _truth(everything, checkpoint)
     workspace = Workspace(checkpoint, canonical=_exported(earlier), device=wanted.device)
     if wanted.limit is None:
         requests, note = _sensible_number(requests, workspace, reference, length, wanted)
         notes.append(note)
-        truth = None if truth is None else truth[: len(requests)]
+    truth = None if truth is None else truth[: len(requests)]
+    workspace.calibration_texts = _calibration(wanted, everything)
+    calibrated = frozenset(text_hashes(workspace.calibration_texts.texts, workspace.calibration_texts.pairs))
     notes += [*fast.notes, *_tokenizer_notes(fast, reference, requests)]
     tokens = fast.encode(requests.texts, requests.pairs)
-    return Prepared(checkpoint, workspace, requests, tokens, {"fast": fast, "reference": reference}, truth, notes)
+    tokenizers = {"fast": fast, "reference": reference}
+    return Prepared(checkpoint, workspace, requests, tokens, tokenizers, truth, notes, everything, calibrated)
 
 
 def _truth(requests: Requests, checkpoint: Checkpoint) -> tuple[NDArray[np.int64] | None, list[str]]:
@@ -168,12 +181,22 @@ def sequence_length(checkpoint: Checkpoint, wanted: Climb) -> int:
 
 
 def _requests(wanted: Climb) -> Requests:
+    """The file, or as much of it as can be used: what --limit lets be timed, and rows behind it to judge precision by."""
     if wanted.data is not None:
-        return read_requests(wanted.data, limit=wanted.limit, encoding=wanted.encoding, **wanted.columns)
+        limit = None if wanted.limit is None else max(wanted.limit, MOST_JUDGED)
+        return read_requests(wanted.data, limit=limit, encoding=wanted.encoding, **wanted.columns)
     from bertopt import demo
 
-    requests = demo.texts()
-    return requests.take(np.arange(min(wanted.limit, len(requests)))) if wanted.limit else requests
+    return demo.texts()
+
+
+def _calibration(wanted: Climb, everything: Requests) -> Requests:
+    """The texts that INT8 is calibrated with: a part of the file, by a hash of each, or the demo's training texts."""
+    if wanted.data is None:
+        from bertopt import demo
+
+        return demo.texts("train")
+    return split(everything, min(MOST_CALIBRATING, SAMPLES / len(everything)))[0]
 
 
 def _sensible_number(

@@ -58,6 +58,25 @@ class Parity:
 
 
 @dataclass(frozen=True)
+class GateSummary:
+    """What the accuracy gate found of a rung: the drop of a metric from the baseline's, in points (hundredths of it)."""
+
+    metric: str
+    max_drop_points: float
+    confidence_percent: float
+    drop_points: float
+    drop_low_points: float  # each end alone holds at `confidence_percent`
+    drop_high_points: float
+    rows: int  # distinct ones, none of them calibrated with
+    documents: int | None  # that rows share; None where they are independent
+    rows_needed: int | None  # an estimate of those that would decide
+    label_agreement: Interval | None  # with FP32, over these rows
+    worst_label: str | None
+    reason: str
+    next: str
+
+
+@dataclass(frozen=True)
 class Span:
     """One bar of a timeline, in milliseconds from the start of the batch that is drawn."""
 
@@ -138,7 +157,9 @@ class RungRecord:
     parity: Parity | None = None
     accuracy: Interval | None = None
     label_agreement: float | None = None  # with the baseline's labels, over all requests
-    gate: str | None = None  # "passed", "failed", "inconclusive", "not gated"
+    gate: str | None = None  # "passed", "failed", "inconclusive", "not gated"; None: its precision is not lowered
+    gate_reason: str | None = None  # in one sentence
+    gate_summary: GateSummary | None = None
 
     timeline: list[Span] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

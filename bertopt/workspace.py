@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from bertopt.errors import BackendUnavailable, GraphError, UsageError
 from bertopt.files import replacing, write_text
 from bertopt.model import Checkpoint
+from bertopt.text import Requests
 
 
 def cache_folder(*parts: str) -> Path:
@@ -44,6 +45,7 @@ class Workspace:
         self.device = device
         self._canonical = canonical
         self.texts: list[str] = []  # representative requests, for rewrites that observe ranges
+        self.calibration_texts: Requests | None = None  # what INT8 is calibrated with; None: `texts`
         self.bucket_edges: tuple[int, ...] = ()
         self.batch_size = 32
 

@@ -47,6 +47,7 @@ def render(template: str, **values: Any) -> str:
         wording.spread,
         wording.over_parent,
         wording.parity,
+        wording.gate,
         view.flat,
         view.plain,
         options,

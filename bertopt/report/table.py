@@ -153,6 +153,6 @@ TABLE: dict[str, tuple[Metric, ...]] = {
         Metric("Logits against eager FP32", "of their spread", wording.parity),
         Metric("Accuracy", "%, 95 % interval", lambda r: interval(r.accuracy)),
         Metric("Labels equal to the baseline's", "%", _share("label_agreement")),
-        Metric("Accuracy gate", "", _text("gate")),
+        Metric("Accuracy gate", "", wording.gate),
     ),
 }

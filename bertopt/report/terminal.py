@@ -115,7 +115,8 @@ def _row(record: LadderRecord, rung: RungRecord, layout: Layout) -> list[Text]:
         lines.append(layout.line(((c.cell(rung), _cell_style(rung, c, style)) for c in layout.columns), name))
         name = Text(blank)
     for aside in _asides(rung):
-        for part in _wrapped(aside, layout.total - layout.name - 2, style=style if rung.status != "measured" else "yellow"):
+        told = style if rung.status != "measured" or aside.startswith("gate passed") else "yellow"
+        for part in _wrapped(aside, layout.total - layout.name - 2, style=told):
             lines.append(Text.assemble(name, "  ", part))
             name = Text(blank)
     return lines or [name]
@@ -137,8 +138,8 @@ def _asides(rung: RungRecord) -> list[str]:
         asides.append(f"to {'mend' if rung.status == 'failed' else 'run'} it: {rung.remedy}")
     if rung.failed_batches:
         asides.append(f"{rung.failed_batches} of {wording.count(rung.batches)} batches failed and are not counted")
-    if rung.status == "measured" and rung.gate in ("failed", "inconclusive"):
-        asides.append(f"accuracy gate: {rung.gate}")
+    if rung.status == "measured" and rung.gate is not None:
+        asides.append(f"gate {wording.gate(rung)}")
     return asides
 
 
