@@ -1,12 +1,14 @@
-"""What the CPU sessions share: padded arrays in ordinary memory, and one thread that computes.
+"""What the CPU sessions share: padded arrays in ordinary memory, and threads that compute.
 
-The computation has a thread of its own so that the caller can stage the next batch meanwhile, and so that Ctrl-C is
-answered at once although a library is deep in a batch.
+The computation has threads of its own so that the caller can stage the next batch meanwhile, and so that Ctrl-C is
+answered at once although a library is deep in a batch. A library that runs several streams gets a part of each batch's
+rows on each: cores that work on rows of their own need not wait for one another after every layer.
 """
 
 from __future__ import annotations
 
 import concurrent.futures as futures
+import itertools
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from bertopt.batching import Batch, Padded
 from bertopt.measure.cores import usable_cores
 
 Feeds = dict[str, NDArray[np.int64]]
+PART_ROWS = 4  # fewer rows do not fill the registers of a matrix product
 
 
 def padded_arrays(batch: Batch, uses_type_ids: bool, pad_id: int) -> Feeds:
@@ -33,53 +36,71 @@ def padded_arrays(batch: Batch, uses_type_ids: bool, pad_id: int) -> Feeds:
     return arrays
 
 
+def split_rows(feeds: Feeds, most: int) -> list[Feeds]:
+    """The arrays in up to `most` runs of rows, none of fewer than PART_ROWS where there are as many."""
+    rows = len(next(iter(feeds.values())))
+    parts = max(1, min(most, rows // PART_ROWS))
+    cuts = [rows * i // parts for i in range(parts + 1)]
+    return [{name: array[a:b] for name, array in feeds.items()} for a, b in itertools.pairwise(cuts)]
+
+
 @dataclass
 class HostPending:
-    future: futures.Future[tuple[NDArray[np.float32], Times]]
+    """A batch, in as many parts as it was split into."""
+
+    parts: list[futures.Future[tuple[NDArray[np.float32], float, float]]]  # logits, start and end
 
     def result(self) -> NDArray[np.float32]:
-        return self.future.result()[0]
+        found = [part.result()[0] for part in self.parts]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     @property
     def times(self) -> Times:
-        return self.future.result()[1]
+        """From the start of the first part to the end of the last; parts of another batch may run in between."""
+        start = min(part.result()[1] for part in self.parts)
+        return Times(start, (max(part.result()[2] for part in self.parts) - start) * 1e3)
 
 
 class HostSession(ABC):
-    """A CPU session: `compute` turns arrays into logits; the rest is here."""
+    """A CPU session: `compute` turns arrays into logits, on each of its threads; the rest is here."""
 
     layouts: ClassVar[tuple[str, ...]] = ("padded",)
     precision: str
     version: str
 
-    def __init__(self, options: Options, uses_type_ids: bool) -> None:
+    def __init__(self, options: Options, uses_type_ids: bool, *, most_streams: int = 1) -> None:
         self.threads = options.threads or usable_cores()
+        self.streams = min(most_streams, self.threads)
         self._uses_type_ids, self._pad_id = uses_type_ids, options.pad_id
-        self._thread = futures.ThreadPoolExecutor(1, thread_name_prefix="compute", initializer=self.start_thread)
+        self._pool = futures.ThreadPoolExecutor(self.streams, thread_name_prefix="compute", initializer=self.start_thread)
+
+    def described_threads(self) -> str:
+        return f"{self.threads} threads" + (f" in {self.streams} streams" if self.streams > 1 else "")
 
     def start_thread(self) -> None:  # noqa: B027 - a hook that most libraries do not need
-        """Runs once on the thread that computes."""
+        """Runs once on each thread that computes."""
 
     @abstractmethod
     def compute(self, feeds: Feeds) -> NDArray[np.float32]:
-        """Logits of one padded batch."""
+        """Logits of padded rows."""
 
     def stage(self, batch: Batch) -> Feeds:
         return padded_arrays(batch, self._uses_type_ids, self._pad_id)
 
     def launch(self, staged: Feeds) -> HostPending:
-        return HostPending(self._thread.submit(self._timed, staged))
+        parts = split_rows(staged, self.streams) if self.streams > 1 else [staged]
+        return HostPending([self._pool.submit(self._timed, part) for part in parts])
 
-    def _timed(self, feeds: Feeds) -> tuple[NDArray[np.float32], Times]:
+    def _timed(self, feeds: Feeds) -> tuple[NDArray[np.float32], float, float]:
         start = time.perf_counter()
         logits = self.compute(feeds)
-        return logits, Times(start, (time.perf_counter() - start) * 1e3)
+        return logits, start, time.perf_counter()
 
     def peak_device_mib(self) -> float | None:
         return None
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> HostSession:
         return self

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 from numpy.typing import NDArray
 
 from bertopt.backends.base import Options
 from bertopt.backends.host import Feeds, HostSession
+from bertopt.backends.openvino import STREAMS, check_int8, infer, on_streams
 from bertopt.errors import PlanError
 from bertopt.plan import Plan
 
@@ -15,22 +18,19 @@ class OpenVinoPlanSession(HostSession):
     """Raises PlanError where OpenVINO refuses the plan, GraphError where its INT8 does not run here."""
 
     def __init__(self, plan: Plan, options: Options) -> None:
-        super().__init__(options, "token_type_ids" in plan.manifest.inputs)
+        super().__init__(options, "token_type_ids" in plan.manifest.inputs, most_streams=STREAMS)
         import openvino as ov
 
-        from bertopt.backends.openvino import check_int8
-
         try:
-            model = ov.Core().import_model(plan.read(), "CPU", {"INFERENCE_NUM_THREADS": self.threads})
+            model = ov.Core().import_model(plan.read(), "CPU", on_streams(self))
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
             raise PlanError(f"{plan.path} is refused by {plan.manifest.version}: {reason}") from None
         if plan.manifest.precision == "int8":
             check_int8(model, plan.manifest.layers.get("int8", 1))
-        self._request = model.create_infer_request()
+        self._model, self._requests = model, threading.local()
         self.precision = plan.manifest.precision
-        self.version = f"{plan.manifest.version}, {model.get_property('INFERENCE_NUM_THREADS')} threads"
+        self.version = f"{plan.manifest.version}, {self.described_threads()}"
 
     def compute(self, feeds: Feeds) -> NDArray[np.float32]:
-        self._request.infer(feeds, share_inputs=True)
-        return np.array(self._request.get_output_tensor(0).data, dtype=np.float32)  # a copy: the tensor is reused
+        return infer(self._model, self._requests, feeds)
