@@ -87,13 +87,14 @@ def predict_plan(
     model: Checkpoint | None = None,
     proxy: bool = False,
     threads: int | None = None,
+    passes: int = PASSES,
     progress: Progress | None = None,
 ) -> Predictions:
     """A plan's answers to every request, in order. Needs no torch where the plan keeps its tokenizer and labels itself.
 
     `model` stands in for what an older plan lacks. `proxy` answers with the graph that the plan was built from, on the CPU,
     where the plan's own device is missing. Raises PlanError for a plan that does not fit this machine or the model,
-    BackendUnavailable where its device is missing.
+    BackendUnavailable where its device is missing. Speed is the median of `passes` over the first window; 0 leaves it out.
     """
     path = Path(path)
     manifest = plans.read_manifest(path)
@@ -113,7 +114,7 @@ def predict_plan(
     )
     options = Options(device, IN_FLIGHT, pinned=device == "cuda", threads=threads, pad_id=manifest.pad_id)
     with backend(name).open(artifact, options) as session:
-        return _answer(session, tokenizer, requests, served, device, who, progress)
+        return _answer(session, tokenizer, requests, served, device, who, passes, progress)
 
 
 def predict_checkpoint(
@@ -125,6 +126,7 @@ def predict_checkpoint(
     batch_size: int | None = None,
     device: str = "cpu",
     threads: int | None = None,
+    passes: int = PASSES,
     progress: Progress | None = None,
 ) -> Predictions:
     """A checkpoint's answers in eager FP32. `served` are the shapes of the plan that it is compared with; without any, those
@@ -149,7 +151,7 @@ def predict_checkpoint(
     who = _Who(checkpoint.name, checkpoint.fingerprint, checkpoint.task, checkpoint.labels, checkpoint.weights)
     options = Options(device, IN_FLIGHT, pinned=device == "cuda", threads=threads, pad_id=checkpoint.pad_id)
     with module.open(module.prepare(Workspace(checkpoint, device=device), "fp32"), options) as session:
-        return _answer(session, tokenizer, requests, served, device, who, progress)
+        return _answer(session, tokenizer, requests, served, device, who, passes, progress)
 
 
 @dataclass(frozen=True)
@@ -172,9 +174,10 @@ def _answer(
     served: Served,
     device: str,
     who: _Who,
+    passes: int,
     progress: Progress | None,
 ) -> Predictions:
-    """Every request once, then timed passes over the first window, all shapes warm."""
+    """Every request once, then `passes` or more timed ones over the first window, all shapes warm; 0 measures no speed."""
     policy, short = served.policy, Path(who.name).name
     say = progress.stage if progress else lambda text: None
     say(f"{short}: warming up")
@@ -196,7 +199,7 @@ def _answer(
         logits = answer(requests).answers.stacked()
         timed, start = requests.take(range(min(TIMED_ROWS, len(requests)))), time.perf_counter()
         speeds: list[float] = []
-        while len(speeds) < PASSES or (time.perf_counter() - start < ENOUGH_S and len(speeds) < MOST_PASSES):
+        while passes and (len(speeds) < passes or (time.perf_counter() - start < ENOUGH_S and len(speeds) < MOST_PASSES)):
             if time.perf_counter() - start > TOO_LONG_S and len(speeds) > 1:
                 break
             say(f"{short}: timing, pass {len(speeds) + 1}")
@@ -216,9 +219,9 @@ def _answer(
         evidence=who.evidence,
         weights=who.weights,
         max_length=served.max_length,
-        throughput_seq_s=median(speeds),
-        throughput_low_seq_s=min(speeds),
-        throughput_high_seq_s=max(speeds),
+        throughput_seq_s=median(speeds) if speeds else None,
+        throughput_low_seq_s=min(speeds, default=None),
+        throughput_high_seq_s=max(speeds, default=None),
     )
 
 
@@ -273,7 +276,7 @@ def _described(path: Path, manifest: Manifest, model: Checkpoint | None) -> tupl
 
 
 def _plan_tokenizer(path: Path, manifest: Manifest, max_length: int, model: Checkpoint | None) -> FastTokenizer:
-    from bertopt.build import tokenizer_fingerprint
+    from bertopt.plan import tokenizer_fingerprint
 
     folder = model.folder if model is not None else plans.tokenizer_folder(path)
     if not folder.is_dir():

@@ -78,7 +78,7 @@ def parity(rung: RungRecord) -> str:
 
 
 def gate(rung: RungRecord) -> str:
-    """ "passed: accuracy fell by 0.04 points (-0.2 to 0.3; at most 0.5), 99.4 % of labels agree, 2,693 rows"; why, where not gated."""
+    """ "passed: accuracy fell 0.04 points (-0.2 to 0.3; at most 0.5), 99.4 % of labels agree, 2,693 rows"."""
     found = rung.gate_summary
     if rung.gate is None:
         return NOT_MEASURED
