@@ -7,7 +7,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_LAZY = {"load": "bertopt.bundle"}  # name -> the module that is imported when it is first asked for
+_LAZY = {"load": "bertopt.bundle", "record_steps": "bertopt.steps"}  # the module is imported when its name is asked for
 
 
 def __getattr__(name: str) -> Any:
