@@ -171,6 +171,10 @@ VARIANTS: dict[str, Callable[[Case], Path]] = {
 }
 
 
+def asked(name: str, wanted: str) -> bool:
+    return name == wanted or (wanted not in VARIANTS and name.startswith(wanted))
+
+
 def measure(case: Case, make: Callable[[Case], Path], with_speed: bool) -> list[str]:
     """Cells of one row: accuracy, agreement with FP32 and rows that flip, error of the logits, speed."""
     right = case.in_float("fp32")
@@ -197,7 +201,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     wanted = options.variants.split(";") if options.variants else [""]
-    chosen = {name: make for name, make in VARIANTS.items() if any(name.startswith(each.strip()) for each in wanted)}
+    chosen = {name: make for name, make in VARIANTS.items() if any(asked(name, each.strip()) for each in wanted)}
     columns = ["accuracy", "labels as FP32 (flips)", "logit error"] + ["speed over BF16"] * options.speed
     lines: list[str] = []
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
-import hashlib
 import importlib
 import os
 import shlex
@@ -26,7 +25,7 @@ from bertopt.answers import feeds_of, judge, text_batches
 from bertopt.builders import BUILDERS, process, versions
 from bertopt.builders.process import Built, Job, Progress
 from bertopt.errors import BackendUnavailable, UsageError
-from bertopt.plan import Manifest, Plan
+from bertopt.plan import Manifest, Plan, tokenizer_fingerprint
 from bertopt.profiles import Profile
 
 if TYPE_CHECKING:
@@ -137,6 +136,7 @@ def building(
     bucket_edges: Sequence[int] = (),
     tactics: str | None = None,
     int8: Int8 | None = None,
+    judged: bool = True,
     rebuild: str = "bertopt build-engine",
     progress: Progress | None = None,
 ) -> Iterator[Made]:
@@ -144,8 +144,9 @@ def building(
 
     `profiles` are what a TensorRT plan is built for; an OpenVINO plan takes any shape. `tokens` are real texts, by which
     FP16 is judged before and after; without them only a graph that is FP16 already can be built. `tactics` is "all" or
-    "internal"; None takes it from the environment. `int8` is what precision "int8" is placed by. `progress` is called a few
-    times a second with the seconds that passed and what is being done. Raises GraphError where the plan's answers are not
+    "internal"; None takes it from the environment. `int8` is what precision "int8" is placed by. `judged` is False where
+    the caller judges its answers. `progress` is called a few times a second with the seconds that passed and what is being
+    done. Raises GraphError where the plan's answers are not
     the graph's, or less is in INT8 than was placed. An error or Ctrl-C leaves nothing behind.
     """
     from bertopt.graph import storage
@@ -211,11 +212,13 @@ def building(
         if progress is not None:
             progress(time.monotonic() - start, "judging its answers")
         plan = Plan(Path(job.out), manifest)
-        judged, verdict = judge(plan, chosen, graph, emitted.path, batches[::JUDGED_EVERY], pad_id)
+        verdict, said = None, "its answers are the gate's to judge"
+        if judged:
+            verdict, said = judge(plan, chosen, graph, emitted.path, batches[::JUDGED_EVERY], pad_id)
         plans.save(plan.path, manifest)
         calibration = int8.calibration if int8 is not None else None
         _put_beside(plan.path, who.tokenizer, calibration)
-        yield Made(plan, chosen, emitted, judged, [why, verdict], out, cache, who.tokenizer, calibration)
+        yield Made(plan, chosen, emitted, verdict, [why, said], out, cache, who.tokenizer, calibration)
 
 
 def identify(checkpoint: Checkpoint) -> Identity:
@@ -230,16 +233,6 @@ def identify(checkpoint: Checkpoint) -> Identity:
         checkpoint.model_type,
         checkpoint.folder,
     )
-
-
-def tokenizer_fingerprint(folder: Path) -> str:
-    """First 16 hexadecimal digits of SHA-256 over the files that decide which ids a text gets."""
-    digest = hashlib.sha256()
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt"):
-        file = folder / name
-        if file.is_file():
-            digest.update(name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def options(target: str, tactics: str | None = None) -> str:

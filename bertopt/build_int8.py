@@ -112,7 +112,7 @@ def gated(
     @contextlib.contextmanager
     def built(precision: str, leave: Collection[str] = ()) -> Iterator[Made]:
         placed = dataclasses.replace(int8, leave=leave) if precision == "int8" else None
-        with building(graph, out, precision=precision, int8=placed, progress=progress, **how) as made:
+        with building(graph, out, precision=precision, int8=placed, judged=placed is None, progress=progress, **how) as made:
             yield made
 
     court = _Court(workspace, demand, int8.calibration, bar)

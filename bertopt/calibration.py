@@ -290,7 +290,7 @@ def _describe(
 
 
 def _belongs(workspace: Workspace) -> dict[str, Any]:
-    from bertopt.build import tokenizer_fingerprint
+    from bertopt.plan import tokenizer_fingerprint
     from bertopt.graph import storage
 
     checkpoint = workspace.checkpoint

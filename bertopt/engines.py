@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from bertopt.workspace import Workspace
 
 PATHS = ("out", "onnx", "data", "calibration", "reference")  # fields of a recipe
+KINDS: dict[str, tuple[type, ...]] = {  # of a recipe's values, by the type of the field; any other is a string
+    "int | None": (int,),
+    "int": (int,),
+    "bool": (bool,),
+    "float | None": (float, int),
+    "tuple[Profile, ...]": (list,),
+}
 WINDOW = 1024  # pending requests that bucketing will look at
 
 
@@ -70,9 +77,10 @@ def build_engine(request: Request, progress: Progress | None = None) -> Result:
 
 def build_gated(request: Request, progress: Progress | None = None, bar: Bar | None = None) -> Outcome:
     """As `build_engine`, in INT8 that is kept only where it loses no more than `max_drop` on the data."""
-    from bertopt.build_int8 import BUDGET_S, Demand, calibration_for, gated
+    from bertopt.build_int8 import Demand, calibration_for, gated
     from bertopt.calibrating import texts_for
     from bertopt.graph.emit import Int8
+    from bertopt.tune import BUDGET_S
 
     if request.max_drop is None or request.precision != "int8":
         raise UsageError("--max-drop judges an INT8 plan: give --int8 too (bertopt gate judges any other)")
@@ -154,15 +162,9 @@ def load_recipe(path: Path) -> dict[str, Any]:
     if unknown:
         raise UsageError(f"{path}: there is no {unknown[0]!r} in a recipe, only {', '.join(sorted(known))}")
     for name, value in found.items():
-        wanted = {
-            "int | None": int,
-            "int": int,
-            "bool": bool,
-            "tuple[Profile, ...]": list,
-            "float | None": (int, float),
-        }.get(str(known[name].type), str)
-        if not isinstance(value, wanted) or (wanted is not bool and isinstance(value, bool)):
-            raise UsageError(f"{path}: {name} = {value!r} is no {getattr(wanted, '__name__', 'number')}")
+        wanted: tuple[type, ...] = KINDS.get(str(known[name].type), (str,))
+        if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+            raise UsageError(f"{path}: {name} = {value!r} is no {wanted[0].__name__}")
     if "profiles" in found:
         found["profiles"] = tuple(profiles.parse(text) for text in found["profiles"])
     return found | {name: Path(found[name]) for name in PATHS if name in found}

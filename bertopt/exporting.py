@@ -134,7 +134,7 @@ def _calibration(rung: RungRecord, workspace: Workspace, wanted: Wanted) -> Any:
 
 def _manifest(record: LadderRecord, rung: RungRecord, checkpoint: Checkpoint) -> Manifest:
     """All that is known before the model is prepared."""
-    from bertopt.build import tokenizer_fingerprint
+    from bertopt.plan import tokenizer_fingerprint
 
     notes = [] if rung.gate in (None, "passed") else [f"its accuracy is {rung.gate}"]
     if checkpoint.weights != "trained":

@@ -115,6 +115,16 @@ def tokenizer_folder(plan: os.PathLike[str] | str) -> Path:
     return Path(f"{os.fspath(plan)}.tokenizer")
 
 
+def tokenizer_fingerprint(folder: Path) -> str:
+    """First 16 hexadecimal digits of SHA-256 over the files that decide which ids a text gets."""
+    digest = hashlib.sha256()
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt"):
+        file = folder / name
+        if file.is_file():
+            digest.update(name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def calibration_path(plan: os.PathLike[str] | str) -> Path:
     """Where a plan keeps the calibration that its INT8 was placed by, so that a gate knows which rows it has seen."""
     return Path(f"{os.fspath(plan)}.calibration.json")

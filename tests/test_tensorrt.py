@@ -89,7 +89,7 @@ def test_every_call_exists_in_the_version(version: str) -> None:
 def test_every_member_of_a_row_exists_in_the_version(version: str) -> None:
     row, enums = ROWS[version], simulated.API[version]["enums"]
     assert set(row.network_flags) <= set(enums["NetworkDefinitionCreationFlag"])
-    assert set(row.half_flags) | set(row.obey_flags) <= set(enums["BuilderFlag"])
+    assert {*row.half_flags, *row.int8_flags, *row.obey_flags} <= set(enums["BuilderFlag"])
     assert set(row.preview) <= set(enums["PreviewFeature"])
     assert "TF32" in enums["BuilderFlag"]
 
@@ -289,6 +289,17 @@ def test_layers_are_counted_by_precision() -> None:
     assert count_layers(report) == {"fp16": 2, "fp32": 1, "other": 1, "not told": 1}
 
 
+def test_a_product_of_int8_inputs_counts_as_int8_whatever_it_writes() -> None:
+    report = """{"Layers": [
+      {"Name": "a", "LayerType": "CaskGemm", "Inputs": [{"Format/Datatype": "Row major Int8 format"}],
+       "Outputs": [{"Format/Datatype": "Row major linear FP16 format"}]},
+      {"Name": "b", "LayerType": "Reformat", "Inputs": [{"Format/Datatype": "Row major Int8 format"}],
+       "Outputs": [{"Format/Datatype": "Half"}]},
+      {"Name": "c", "LayerType": "Reformat", "Inputs": [{"Format/Datatype": "Half"}],
+       "Outputs": [{"Format/Datatype": "Int8"}]}], "Bindings": []}"""
+    assert count_layers(report) == {"int8": 2, "fp16": 1}
+
+
 def test_the_equivalent_command_names_shapes_and_precision() -> None:
     from bertopt.builders.process import Job
 
@@ -306,3 +317,5 @@ def test_the_equivalent_command_names_shapes_and_precision() -> None:
     assert "--stronglyTyped" in typed
     assert "--fp16" not in typed
     assert "tacticSources" not in typed
+    low = equivalent(dataclasses.replace(job, precision="int8"), "g.onnx", "p.plan", ["input_ids"])
+    assert "--fp16 --int8 " in low

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,55 @@ def test_a_plan_is_built_in_a_child_and_identified(checkpoint_folder: Callable[.
     assert opened.manifest.plan_bytes > 100_000
     assert result.parity is not None
     assert result.parity.passed
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["texts.txt", "x.plan", "x.plan.json", "x.plan.onnx"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "texts.txt",
+        "x.plan",
+        "x.plan.json",
+        "x.plan.onnx",
+        "x.plan.tokenizer",
+    ]
+
+
+@needs_rtx
+def test_an_int8_plan_is_built_cached_and_belongs_to_its_calibration(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through the ladder's own way, with the library that builds without a card in the place of TensorRT."""
+    import dataclasses
+
+    from bertopt import build
+    from bertopt import calibration as caches
+    from bertopt.backends import tensorrt
+    from bertopt.model import open_checkpoint
+    from bertopt.text import Requests
+    from bertopt.workspace import Workspace
+
+    monkeypatch.setenv("BERTOPT_CACHE", str(tmp_path / "cache"))
+    built, real = [], build.build_plan
+
+    def without_a_card(*given: Any, **how: Any) -> build.Result:
+        built.append(how["precision"])
+        return real(*given, **how | {"target": "tensorrt-rtx"})
+
+    monkeypatch.setattr(build, "build_plan", without_a_card)
+    workspace = Workspace(open_checkpoint(str(tiny)), device="cuda")
+    workspace.texts = ["good film " * n for n in range(1, 12)]
+    workspace.bucket_edges, workspace.batch_size = (16, 32), 4
+    given = caches.calibrate(workspace, Requests(workspace.texts, name="calib"), max_length=32)
+    workspace.calibration = given  # type: ignore[attr-defined]
+    first = tensorrt.prepare(workspace, "int8")
+    said = first.content.manifest
+    assert (first.precision, said.precision, said.calibration_sha256) == ("int8", "int8", given.sha256)
+    assert (first.info["int8_linears"], first.info["linears"], first.info["weight_levels"]) == (12, 12, 127)
+    assert said.groups["layer 0"] == said.groups["layer 1"] == "int8"
+    assert any("12 of 12 Linears in INT8" in note for note in first.notes)
+    assert tensorrt.prepare(workspace, "int8").content.path == first.content.path
+    assert built == ["int8"]
+    site = next(iter(given.sites))
+    changed = {**given.sites, site: caches.SiteRange(given.sites[site].scale * 2, given.sites[site].smoothing)}
+    workspace.calibration = dataclasses.replace(given, sites=changed)  # type: ignore[attr-defined]
+    assert tensorrt.prepare(workspace, "int8").content.path != first.content.path
+    assert built == ["int8", "int8"]
 
 
 @needs_rtx

@@ -13,7 +13,7 @@ import importlib.util
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,9 @@ from bertopt.builders import versions
 from bertopt.errors import BackendUnavailable, PlanError
 from bertopt.plan import Plan, open_plan
 from bertopt.profiles import Part, from_edges, split
+
+if TYPE_CHECKING:
+    from bertopt.graph.emit import Int8
 
 OBSERVED = 1024  # texts that FP16 is judged by are picked from so many
 
@@ -42,15 +45,20 @@ def available(device: str) -> str | None:
 
 def prepare(workspace: Any, precision: str) -> Artifact:
     """A plan for the workspace's bucket edges: the cached one, if its manifest fits, else built."""
-    if precision not in ("half", "fp16", "fp32"):
+    if precision not in ("half", "fp16", "fp32", "int8"):
         raise BackendUnavailable(f"a TensorRT plan in {precision} is built with bertopt build-engine, not by the ladder")
     plan, notes = cached(workspace, "fp16" if precision == "half" else precision)
     info = {"plan": plan.path.name, "profiles": plan.manifest.profiles, "layers": plan.manifest.layers}
+    if precision == "int8":
+        info |= _placed(plan)
     return Artifact(plan, plan.manifest.precision, workspace.checkpoint.uses_type_ids, info, tuple(notes))
 
 
 def cached(workspace: Any, precision: str) -> tuple[Plan, list[str]]:
-    """The workspace's plan in this precision, and what building it said; the manifest is the key of the cache."""
+    """The workspace's plan in this precision, and what building it said; the manifest is the key of the cache.
+
+    INT8 is placed by the workspace's calibration (`calibration.of_workspace`).
+    """
     from bertopt import build
     from bertopt.graph import storage
     from bertopt.tokenization import load_tokenizer
@@ -58,17 +66,19 @@ def cached(workspace: Any, precision: str) -> tuple[Plan, list[str]]:
     checkpoint, graph = workspace.checkpoint, workspace.canonical()
     profiles = from_edges(workspace.bucket_edges, workspace.batch_size)
     who = build.identify(checkpoint)
+    int8, notes = _int8(workspace) if precision == "int8" else (None, [])
     demands: dict[str, Any] = {
         "graph_sha256": storage.digest(graph),
         "tokenizer_fingerprint": who.tokenizer_fingerprint,
         "profiles": [str(profile) for profile in profiles],
         "precision": precision,
         "options": build.options("tensorrt"),
+        "calibration_sha256": int8.calibration.sha256 if int8 is not None else None,
     }
     name = hashlib.sha256(repr(demands).encode()).hexdigest()[:12]
     path = Path(workspace.folder) / f"{precision}-{name}.plan"
     with contextlib.suppress(PlanError):
-        return open_plan(path, **demands), []
+        return open_plan(path, **demands), notes
     length = max(workspace.bucket_edges)
     tokenizer = load_tokenizer(checkpoint.folder, max_length=length, model_type=checkpoint.model_type)
     result = build.build_plan(
@@ -81,8 +91,31 @@ def cached(workspace: Any, precision: str) -> tuple[Plan, list[str]]:
         pad_id=checkpoint.pad_id,
         identity=who,
         bucket_edges=workspace.bucket_edges,
+        int8=int8,
     )
-    return result.plan, result.lines()
+    return result.plan, [*notes, *result.lines()]
+
+
+def _int8(workspace: Any) -> tuple[Int8, list[str]]:
+    from bertopt.calibration import of_workspace
+    from bertopt.graph.emit import Int8
+
+    calibration, notes = of_workspace(workspace)
+    return Int8(calibration, attention=calibration.attention), notes
+
+
+def _placed(plan: Plan) -> dict[str, Any]:
+    """How much of a plan is in INT8, from the graph that it was built from, which lies beside it."""
+    from bertopt.graph.emit import describe
+
+    placement = describe(plan.path.with_name(f"{plan.path.name}.onnx")).placement
+    assert placement is not None
+    return {
+        "linears": placement.linears,
+        "int8_linears": placement.quantized_linears,
+        "weight_levels": placement.weight_levels,
+        "calibration": plan.manifest.calibration_sha256,
+    }
 
 
 def open(artifact: Artifact, options: Options) -> TensorRtSession:

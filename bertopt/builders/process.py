@@ -43,11 +43,11 @@ class Job:
     out: str  # where the plan goes
     precision: str
     fp32_nodes: list[str] = field(default_factory=list)
-    quantized: int = 0  # products that are to run in INT8
     profiles: list[str] = field(default_factory=list)
     tactics: str = "all"  # "all", or "internal": none of cuBLAS and cuDNN
     timing_cache: str | None = None  # read if it is there, and written
     layers: str | None = None  # where the inspector's report goes
+    quantized: int = 0  # products that are to run in INT8
 
 
 @dataclass(frozen=True)
