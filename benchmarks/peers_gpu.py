@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
 import time
@@ -23,88 +22,23 @@ from typing import Any
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from on_gpu import MEAN_26, SHAPES, batch_of, captured, graph_of, load_batch, on_a_stream, replay_ms
 
 from bertopt.backends import packed, packed_encoder, packed_kernels
 from bertopt.backends.base import Artifact, Options
 from bertopt.backends.packed_encoder import Encoder, Linear, PlainOperations
-from bertopt.backends.packed_graphs import Captured, fastest, fill
+from bertopt.backends.packed_graphs import Captured, fastest
 from bertopt.backends.packed_kernels import KernelOperations
 from bertopt.backends.packed_weights import load
-from bertopt.batching import Batch, Packed
+from bertopt.batching import Batch
 from bertopt.measure.loop import Answers, replay
 from bertopt.model import Checkpoint, open_checkpoint
 from bertopt.tokens import Tokens
 
 BERT_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
-MEAN_26 = [
-    int(n) for n in np.random.default_rng(0).gamma(3.0, 26 / 3.0, 256).round().clip(4, 128)
-]  # like a sentence classifier's
-SHAPES = {"1 x 128": [128], "32 x 128": [128] * 32, "128 x 128": [128] * 128, "256, mean 26": MEAN_26}
 COMPARED = ("1 x 128", "32 x 128", "256, mean 26")
 GROWTH = (1024, 2048, 4096, 8192, 16384, 32768, 65536)
 CORRECT = [5, 128, 17, 64, 100, 2, 33, 128, 1, 90]  # lengths of the rows that are checked
-
-
-def batch_of(lengths: list[int], budget: int | None = None, max_length: int = 128) -> Batch:
-    """A packed batch of random tokens, of a budget or of its own tokens rounded up to a multiple of 16."""
-    ids = np.random.default_rng(1).integers(1000, 30522, sum(lengths)).astype(np.int32)
-    tokens = Tokens(ids, np.cumsum([0, *lengths]))
-    return Batch(np.arange(len(lengths)), tokens, Packed(budget or -(-sum(lengths) // 16) * 16, max_length))
-
-
-def replay_ms(graph: Any, repeats: int = 30) -> float:
-    """Median over replays, each between two events of its own."""
-    for _ in range(5):
-        graph.replay()
-    events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeats)]
-    for start, end in events:
-        start.record()
-        graph.replay()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in events)
-
-
-def graph_of(run: Callable[[], Any], calls: int = 1) -> Any:
-    """`calls` calls in one CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-        run()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            for _ in range(calls):
-                run()
-    torch.cuda.synchronize()
-    return graph
-
-
-def captured(encoder: Encoder, operations: Any, batch: Batch) -> Captured:
-    """The encoder with these operations over the batch's budget, and the batch in its inputs."""
-    encoder.operations = operations
-    made = on_a_stream(Captured, encoder, batch.computed_tokens, 128)
-    load_batch(made, batch)
-    return made
-
-
-def on_a_stream(make: Callable[..., Captured], *arguments: Any) -> Captured:
-    """Graphs are not captured on the default stream."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        made = make(*arguments)
-    torch.cuda.synchronize()
-    return made
-
-
-def load_batch(made: Captured, batch: Batch) -> None:
-    block = np.empty(made.inputs.shape[0], np.int32)
-    fill(block, batch, 0)
-    made.inputs.copy_(torch.from_numpy(block))
 
 
 class Run:
@@ -268,16 +202,18 @@ class Peers:
 
         from bertopt.workspace import Workspace
 
-        path, counts = Workspace(self.model.checkpoint, device="cuda").fused(half=True)
-        self.run.add("ONNX Runtime's fused operators", counts=str(counts)[:150])
+        for device, mask in (("cpu", "as it is"), ("cuda", "as lengths")):
+            path, counts = Workspace(self.model.checkpoint, device=device).fused(half=True)
+            self.run.add("ONNX Runtime's fused operators", counts=str(counts)[:150])
+            for shape in COMPARED:
+                self.run.attempt(f"ONNX Runtime fused FP16, mask {mask}", shape, partial(ort_ms, path, SHAPES[shape]))
         model = OnnxModel(onnx.load(path))
         with tempfile.TemporaryDirectory() as folder:
             packing = Path(folder, "packing.onnx")
             PackingMode(model).convert()
             onnx.save(model.model, packing)
-            for name, file in (("ONNX Runtime fused FP16", path), ("ONNX Runtime packing mode FP16", packing)):
-                for shape in COMPARED:
-                    self.run.attempt(name, shape, partial(ort_ms, file, SHAPES[shape]))
+            for shape in COMPARED:
+                self.run.attempt("ONNX Runtime packing mode FP16", shape, partial(ort_ms, packing, SHAPES[shape]))
 
     def trained(self) -> None:
         """A trained classifier: accuracy, agreement with FP32, and a session fed with staged batches of real lengths."""

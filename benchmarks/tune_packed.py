@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers_gpu import MEAN_26, SHAPES, Model, Run, batch_of, captured, graph_of, replay_ms
+from on_gpu import MEAN_26, SHAPES, batch_of, captured, graph_of, replay_ms
+from peers_gpu import Model, Run
 
 from bertopt.backends import packed, packed_encoder
 from bertopt.backends.packed_encoder import Encoder, Linear, PlainOperations, Rows
