@@ -290,8 +290,8 @@ def _describe(
 
 
 def _belongs(workspace: Workspace) -> dict[str, Any]:
-    from bertopt.plan import tokenizer_fingerprint
     from bertopt.graph import storage
+    from bertopt.plan import tokenizer_fingerprint
 
     checkpoint = workspace.checkpoint
     return {
