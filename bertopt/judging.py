@@ -24,7 +24,7 @@ from bertopt.run import Opened, Progress, logits_of
 from bertopt.tokenization import Tokens
 
 LOWERED = ("bf16", "fp16", "fp8", "int8")
-SECONDS = 60.0  # what further rows may take, over all rungs together
+SECONDS = 120.0  # what further rows may take, over all rungs together
 GATED = {rung.name for rung in ladder.RUNGS if rung.gated}
 
 Logits = NDArray[np.float32]
