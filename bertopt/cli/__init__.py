@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from bertopt import __version__
-from bertopt.cli import calibrate, export, gate, ladder, plans, serve
+from bertopt.cli import calibrate, export, gate, ladder, load, plans, serve
 from bertopt.cli.stopping import Stopped, leave, stop_on_signals
 from bertopt.errors import BertoptError
 
@@ -29,6 +29,7 @@ app.command()(gate.gate)
 app.command("build-engine")(plans.build_engine)
 app.command()(export.export)
 app.command()(serve.serve)
+app.command()(load.load)
 app.add_typer(plans.plan, name="plan")
 
 
