@@ -78,6 +78,7 @@ class Observation:
     bandwidth_b_s: float | None = None  # measured
     card: CardReading | None = None
 
+    tokens: float | None = None  # real ones of a batch
     padding_fraction: float | None = None
     attention_waste_fraction: float | None = None
     bucketed_padding_fraction: float | None = None
@@ -88,6 +89,11 @@ class Observation:
     @property
     def throughput_seq_s(self) -> float | None:
         return None if not self.batch_ms or self.rows is None else 1e3 * self.rows / self.batch_ms
+
+    @property
+    def throughput_tokens_s(self) -> float | None:
+        """Real tokens: padding is not work."""
+        return None if not self.batch_ms or self.tokens is None else 1e3 * self.tokens / self.batch_ms
 
     @property
     def explained(self) -> float | None:

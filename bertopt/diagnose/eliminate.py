@@ -84,6 +84,7 @@ def _passes(runner: Runner, opened: Opened) -> Observation:
         device_alone_ms=1e3 * rows / median(r.device_ceiling_seq_s for r in done),
         tokenize_alone_ms=1e3 * rows / median(r.tokenizer_ceiling_seq_s for r in done),
         span=median(summary.span_utilization(r.done) for r in done),
+        tokens=last.real_tokens / len(last.batches),
         padding_fraction=1.0 - last.real_tokens / last.computed_tokens,
         attention_waste_fraction=1.0 - last.real_pairs / last.computed_pairs,
         card=gpu.reading() if settings.device == "cuda" else None,
@@ -210,7 +211,7 @@ def growth(runner: Runner, opened: Opened) -> list[Growth]:
     for times in GROWN:
         if times > 1 and (times * size > len(runner.requests) or times * size > GROWN_ROWS):
             break
-        changes = {"window": max(policy.window, times * size)} if isinstance(policy, Bucketed) else {}
+        changes: dict[str, Any] = {"window": max(policy.window, times * size)} if isinstance(policy, Bucketed) else {}
         larger = replace(policy, batch_size=times * size, **changes)
         whole = [b for b in batches([runner.tokens], larger) if b.rows == times * size]
         # Rows of like length at every size: the same mix of short and long batches

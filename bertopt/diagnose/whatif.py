@@ -24,6 +24,10 @@ def stages(o: Observation) -> dict[str, float]:
     copy_in, copy_out = o.copy_in_ms or 0.0, o.copy_out_ms or 0.0
     loop = o.postprocess_ms or 0.0
     result: dict[str, float] = {}
+    if o.training:
+        # Between events on the device's stream: what it waits for adds to what it does
+        stalled = (o.launch_wait_ms or 0.0) if blocks(o) else 0.0
+        return {"step": tokenize + collate + copy_in + copy_out + device + loop + stalled}
     if o.workers is not None:
         result["tokenize"] = o.tokenize_alone_ms if o.tokenize_alone_ms is not None else tokenize / o.workers
     elif o.staged_ahead:

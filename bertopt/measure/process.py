@@ -40,3 +40,22 @@ def _high_water_mib() -> float:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) / 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def resident_mib() -> float:
+    """What the process has in memory now."""
+    with contextlib.suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def memory_left_mib() -> float | None:
+    """What the machine or the container would still give; None where the system does not say."""
+    left: list[float] = []
+    with contextlib.suppress(OSError, ValueError):
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        left.append((int(Path("/sys/fs/cgroup/memory.max").read_text()) - used) / 2**20)
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        left.append(int(next(line for line in lines if line.startswith("MemAvailable")).split()[1]) / 1024)
+    return min(left, default=None)
