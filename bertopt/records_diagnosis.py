@@ -11,10 +11,11 @@ from bertopt.records_card import CardReading
 
 @dataclass(frozen=True)
 class Growth:
-    """Device time of one batch of `rows` requests that lies ready."""
+    """Device time of one batch of `rows` requests that lies ready, and what collating it takes."""
 
     rows: int
     device_ms: float
+    collate_ms: float | None = None
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,6 @@ from bertopt.measure.gpu import GpuProbe
 from bertopt.records_diagnosis import Diagnosis, Observation
 
 BLOCKS = 5  # of the measured steps, whose means show the spread
-DEVICE = ("forward", "backward", "optimizer")
 Batch = TypeVar("Batch")
 
 
@@ -82,12 +81,11 @@ class Steps:
         self._input_s, self._host_s = [0.0], 0.0  # host clock: waiting for the loader, launching
         self._rows = self._computed = 0
         self._real: list[Any] = []
-        self._pairs = [0.0, 0]  # real and computed query-key pairs
         self._length = 0
         self._cost_s = 0.0
         self._pinned: bool | None = None
         self._synchronizations: float | None = None
-        self._busy: tuple[float | None, float | None] = (None, None)
+        self._busy: tuple[float | None, float | None] = (None, None)  # milliseconds in which a kernel ran, kernels
         self._watching = contextlib.ExitStack()
         self._gpu = GpuProbe(self.device)
         self._began_s = self._seconds = 0.0
@@ -203,7 +201,7 @@ class Steps:
         kernels = [e for e in profiler.events() if str(e.device_type).endswith("CUDA") and not e.name.startswith("Mem")]
         if kernels:
             starts, ends = [k.time_range.start for k in kernels], [k.time_range.end for k in kernels]
-            self._busy = union_seconds(starts, ends) / max(1e-9, max(ends) - min(starts)), float(len(kernels))
+            self._busy = union_seconds(starts, ends) / 1e3, float(len(kernels))  # the profiler counts microseconds
 
     # Marks
 
@@ -287,7 +285,7 @@ class Steps:
             loop_ms={"input": loader, "stalled": idle - loader, **mean},
             synchronizations=self._synchronizations,
             launch_wait_ms=idle - loader,
-            kernel_busy=self._busy[0],
+            kernel_busy=None if self._busy[0] is None else min(1.0, self._busy[0] * steps / sum(totals)),
             kernels=self._busy[1],
             flops=self.flops,
             card=self._gpu.reading() if self.device == "cuda" else None,

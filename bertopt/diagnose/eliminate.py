@@ -20,6 +20,7 @@ from bertopt.measure.loop import Pass, replay
 from bertopt.model import Checkpoint
 from bertopt.records_diagnosis import Growth, Observation
 from bertopt.run import Opened, Runner, warm_up
+from bertopt.tokens import Tokens
 
 GROWN = (1, 4, 16, 64)  # times the batch size, to see whether the device has room
 GROWN_ROWS = 512  # the most rows of a grown batch, unless the pipeline's own has more
@@ -168,7 +169,7 @@ def _device_alone(runner: Runner, opened: Opened, checkpoint: Checkpoint, seen: 
     attempt(("growth",), lambda: {"growth": growth(runner, opened)})
     attempt(("bucketed_device_ms",), lambda: _bucketed(runner, opened, seen))
     if seen.device == "cuda":
-        attempt(("kernel_busy", "kernels", "synchronizations"), lambda: _activity(opened))
+        attempt(("kernel_busy", "kernels", "synchronizations"), lambda: _activity(opened, seen))
     else:
         found["missing"]["kernel_busy"] = "a CPU has no kernels that a profiler counts"
     computed = np.mean([b.computed_tokens for b in opened.batches])
@@ -192,13 +193,15 @@ def _ceilings(device: str, precision: str) -> dict[str, Any]:
     return found
 
 
-def _activity(opened: Opened) -> dict[str, Any]:
-    seen = activity(opened.session, opened.batches[:FEW])
+def _activity(opened: Opened, seen: Observation) -> dict[str, Any]:
+    some = opened.batches[:: max(1, len(opened.batches) // FEW)][:FEW]
+    ran = activity(opened.session, some)
+    spent_ms = 1e3 * min(replay(opened.session, some, opened.in_flight) for _ in range(3)) / len(some)
     return {
-        "kernel_busy": seen.kernel_busy,
-        "kernels": seen.kernels,
-        "synchronizations": seen.synchronizations,
-        "launch_wait_ms": seen.wait_ms,
+        "kernel_busy": None if ran.kernel_ms is None else min(1.0, ran.kernel_ms / spent_ms),
+        "kernels": ran.kernels,
+        "synchronizations": ran.synchronizations,
+        "launch_wait_ms": min(ran.wait_ms, seen.launch_ms or 0.0),
     }
 
 
@@ -218,7 +221,11 @@ def growth(runner: Runner, opened: Opened) -> list[Growth]:
         some = whole[:: max(1, len(whole) // FEW)][:FEW]
         warm_up(opened.session, some)
         seconds = min(replay(opened.session, some, opened.in_flight) for _ in range(3))
-        found.append(Growth(times * size, 1e3 * seconds / len(some)))
+        start = time.perf_counter()
+        for batch in batches([Tokens.concat([b.tokens for b in some])], larger):
+            _fill(batch)
+        collate_ms = 1e3 * (time.perf_counter() - start) / len(some)
+        found.append(Growth(times * size, 1e3 * seconds / len(some), collate_ms))
     return found
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import re
 import time
 from dataclasses import dataclass
@@ -25,9 +24,10 @@ from bertopt.measuring import runner_of
 from bertopt.outputs import run_folder
 from bertopt.plan import Plan, open_plan
 from bertopt.prepare import Climb, Prepared, check, prepare, sequence_length
-from bertopt.records import SCHEMA_VERSION, DataInfo, from_json, save
+from bertopt.records import DataInfo, save
 from bertopt.records_diagnosis import Diagnosis, Finding, Observation, Prediction
 from bertopt.run import Missing, Opened, Progress
+from bertopt.runs import open_run
 
 RECORD = "diagnosis.json"
 SHARE = 0.5  # of the requests that a ladder would take: a diagnosis is to be quick
@@ -62,17 +62,10 @@ def diagnose(wanted: Wanted, progress: Progress) -> tuple[Diagnosis, Path]:
 
 def load(run: Path) -> Diagnosis:
     """The record of an earlier diagnosis, from its folder or its file. Raises UsageError where there is none."""
-    file = run / RECORD if run.is_dir() else run
-    try:
-        text = file.read_text(encoding="utf-8")
-        version = json.loads(text)["schema_version"]
-        if version > SCHEMA_VERSION:
-            raise UsageError(f"{file} has schema {version}, and this bertopt reads up to {SCHEMA_VERSION}: install a newer one")
-        return from_json(Diagnosis, text)
-    except FileNotFoundError:
-        raise UsageError(f"{run} is no diagnosis: there is no {file}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"{file} cannot be read as a diagnosis: {type(error).__name__}: {error}") from None
+    record = open_run(run)
+    if not isinstance(record, Diagnosis):
+        raise UsageError(f"{run} is a run, and no diagnosis")
+    return record
 
 
 def _rung(wanted: Wanted, plan: Plan | None) -> tuple[Rung, tuple[Rung, ...]]:

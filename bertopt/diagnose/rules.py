@@ -139,9 +139,13 @@ def underfilled(o: Observation, p: Policy) -> Finding | None:
         f"{best.rows} rows take the device {best.device_ms:.2f} ms and {here.rows} take {here.device_ms:.2f}: "
         f"a row costs {1 - ratio:.0%} less in the larger batch"
     )
-    # The host's work per batch does not grow as rows do where it is calls that cost; counted per row it stays as it is
-    fixed = {name: (getattr(o, name) or 0.0) * here.rows / best.rows for name in ("launch_ms",) if getattr(o, name) is not None}
-    return _fault(o, "UNDERFILLED", why, p.worth, device_ms=o.device_ms * ratio, **fixed)
+    # Launching costs by the call, whatever the rows; what collating costs was measured
+    fewer: dict[str, Any] = {}
+    if o.launch_ms is not None:
+        fewer["launch_ms"] = o.launch_ms * here.rows / best.rows
+    if o.collate_ms is not None and here.collate_ms and best.collate_ms is not None:
+        fewer["collate_ms"] = o.collate_ms * min(1.0, best.collate_ms / best.rows * here.rows / here.collate_ms)
+    return _fault(o, "UNDERFILLED", why, p.worth, device_ms=o.device_ms * ratio, **fewer)
 
 
 def padding_waste(o: Observation, p: Policy) -> Finding | None:

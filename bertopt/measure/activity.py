@@ -15,7 +15,7 @@ WAITS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cuStreamSynchronize"
 class Activity:
     """Means per batch; None where the profiler saw no kernels."""
 
-    kernel_busy: float | None  # share of the time from first to last kernel in which one ran
+    kernel_ms: float | None  # time in which at least one kernel ran; the profiler slows launching, and kernels not
     kernels: float | None
     synchronizations: float  # waits for a stream or the device while launching; waiting for a batch's own event is none
     wait_ms: float
@@ -43,13 +43,10 @@ def activity(session: Session, some: list[Batch]) -> Activity:
         for e in events
         if e.name in WAITS and any(at.start <= e.time_range.start and e.time_range.end <= at.end for at in launches)
     ]
-    busy = None
-    if kernels:
-        starts, ends = [k.time_range.start for k in kernels], [k.time_range.end for k in kernels]
-        busy = union_seconds(starts, ends) / max(1e-9, max(ends) - min(starts))
+    ran = union_seconds([k.time_range.start for k in kernels], [k.time_range.end for k in kernels])  # microseconds
     return Activity(
-        kernel_busy=busy,
+        kernel_ms=ran / 1e3 / len(some) if kernels else None,
         kernels=len(kernels) / len(some) if kernels else None,
         synchronizations=len(waits) / len(some),
-        wait_ms=sum(w.end - w.start for w in waits) / 1e3 / len(some),  # the profiler counts microseconds
+        wait_ms=sum(w.end - w.start for w in waits) / 1e3 / len(some),
     )
