@@ -10,7 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from bertopt import __version__
-from bertopt.cli import calibrate, export, gate, ladder, load, plans, serve
+from bertopt.cli import calibrate, compare, diagnose, export, gate, ladder, load, plan_host, plans, serve, sweep
 from bertopt.cli.stopping import Stopped, leave, stop_on_signals
 from bertopt.errors import BertoptError
 
@@ -23,6 +23,10 @@ app = typer.Typer(
 )
 app.command()(ladder.ladder)
 app.command()(ladder.report)
+app.command()(diagnose.diagnose)
+app.command()(sweep.sweep)
+app.command()(compare.compare)
+app.command("plan-host")(plan_host.plan_host)
 app.command()(calibrate.calibrate)
 app.command()(gate.predict)
 app.command()(gate.gate)
