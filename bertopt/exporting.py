@@ -60,7 +60,7 @@ def export(wanted: Wanted, say: Say = lambda text: None) -> Bundle:
         raise BackendUnavailable(reason)
     say("preparing the model")
     artifact: Artifact = module.prepare(_workspace(record, rung, checkpoint, wanted), rung.stages["precision"])
-    with _beside(wanted.out) as fresh:
+    with beside(wanted.out) as fresh:
         kind, name = _keep(artifact.content, fresh)
         _keep_tokenizer(checkpoint, about.max_length, fresh)
         write_text(fresh / RECORD, records.to_json(record))
@@ -184,7 +184,7 @@ def _from_plan(wanted: Wanted) -> Bundle:
     if m.library not in BACKENDS:
         raise BackendUnavailable(f"{wanted.source} is for {m.library}, which no back end runs")
     served = served_by(plan)
-    with _beside(wanted.out) as fresh:
+    with beside(wanted.out) as fresh:
         kind, name = _keep(plan, fresh)
         for file in folder.iterdir():
             write_bytes(fresh / TOKENIZER / file.name, file.read_bytes())
@@ -282,7 +282,7 @@ def _check_out(out: Path) -> None:
 
 
 @contextmanager
-def _beside(out: Path) -> Iterator[Path]:
+def beside(out: Path) -> Iterator[Path]:
     """A folder beside `out` that is moved onto it when the block ends well, and removed when it does not."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
