@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SCHEMA = 1
 SAMPLES = 512
 DEFAULT_LENGTH = 128  # tokens, where nothing says how long texts are served
-SMOOTH = 0.9  # best on training rows of two classifiers: benchmarks/results/int8-methods.md
+SMOOTH = 0.95  # best on training rows of three classifiers: benchmarks/results/int8-methods.md
 ROWS = 8  # of a batch: what is observed at once, and so what memory it takes
 TOOLS = ("bertopt", "onnxruntime", "tokenizers")
 HASHES_A_LINE = 4

@@ -283,7 +283,7 @@ def test_a_foreign_file_is_refused_with_both_values(
     refusals = {
         "of up to so many tokens: 32, and 64": {"max_length": 64},
         "method minmax, and mse": {"method": "mse"},
-        "smoothing 0.9, and 0.5": {"smooth": 0.5},
+        "smoothing 0.95, and 0.5": {"smooth": 0.5},
         f"calibration texts {made.data}, and {requests(seed=1).fingerprint}": {"data": requests(seed=1).fingerprint},
     }
     for sentence, demands in refusals.items():

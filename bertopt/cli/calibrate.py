@@ -17,7 +17,7 @@ def calibrate(
     samples: Annotated[Optional[int], option("--samples", help="Texts, spread evenly over the file (default: 512).")] = None,
     method: Annotated[Optional[str], option("--method", help="minmax, percentile, entropy or mse (default: minmax).")] = None,
     smooth: Annotated[
-        Optional[float], option("--smooth", help="Strength of moving outliers into weights, 0 (off) to 1 (default: 0.9).")
+        Optional[float], option("--smooth", help="Strength of moving outliers into weights, 0 (off) to 1 (default: 0.95).")
     ] = None,
     attention: Annotated[bool, typer.Option("--attention", help="Ranges for the products of attention too.")] = False,
     seq: Annotated[Optional[int], option("--seq", help="Longest text in tokens (default: 128 or the model's).")] = None,

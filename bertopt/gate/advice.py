@@ -30,7 +30,7 @@ def next_step(
         return "keep the layers that overflow in FP32: squares in LayerNorm and mask constants beyond 65504 are the usual ones"
     if verdict == FAILED:
         return (
-            "build with --max-drop, which gives the layers that do the harm back to FP16, or calibrate anew with --smooth 0.9"
+            "build with --max-drop, which gives the layers that do the harm back to FP16, or calibrate anew with --smooth 0.95"
         )
     if drop.decision == INCONCLUSIVE and drop.rows_needed is None:
         return "choose another margin or a better plan: the drop lies at this one, and more rows will not decide soon"

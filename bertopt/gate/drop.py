@@ -32,6 +32,7 @@ from bertopt.records import Interval
 
 Array = NDArray[Any]
 
+NEAREST = 0.05  # of the rows, the nearest to another answer, whose clustering stands for that of a few flips
 FEW_UNITS = {True: 30, False: 100}  # a bootstrap of fewer rows, or documents, proves nothing: by whether it counts flips
 
 
@@ -67,7 +68,8 @@ def _by_flips(
     effect, method, bootstrap = 1.0, "Tango's score interval, confirmed by exact tail probabilities", None
     if rows.groups is not None:
         lost = right.astype(np.float64) - still
-        effect = max(design_effect(lost, rows.groups), design_effect(_closeness(before, rows.task), rows.groups))
+        near = _nearest(_closeness(before, rows.task), (worse + better) / count)
+        effect = max(design_effect(lost, rows.groups), design_effect(near, rows.groups))
         documents = int(rows.groups.max()) + 1
         method = f"Tango's score interval on effective rows and a bootstrap of {documents} documents, the wider end of each"
         first, second = resample(metric, truth, (before.output, after.output), rows.groups)
@@ -163,6 +165,15 @@ def _rows_for(distance: float, reach: float, count: int) -> int | None:
     if distance < 0.03 * reach:
         return None
     return max(count + 1, math.ceil(count * (reach / distance) ** 2))
+
+
+def _nearest(closeness: Array, flipped: float) -> Array:
+    """1.0 for the rows [n] that are nearest to another answer: twice as many as flipped, and NEAREST of all at least.
+
+    Flips happen among them, so where too few flipped to tell how those cluster, these tell. All rows' closeness would not:
+    whole documents are easy or hard, which says little of the few rows on the edge.
+    """
+    return (closeness <= np.quantile(closeness, min(1.0, max(NEAREST, 2 * flipped)))).astype(np.float64)
 
 
 def _closeness(side: Answers, task: str) -> Array:
