@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from bertopt.errors import WorkerError
 from bertopt.text import Requests
@@ -62,9 +62,7 @@ class Workers:
             raise ValueError(f"{count} workers cannot work ahead: use serial()")
         self.count, self.processes = count, processes
         self._tokenizer = None if processes else tokenizer  # a process has its own
-        self._pool = _pool(tokenizer, count, processes)
-        if processes:  # they start when they are first asked, which should not be inside a timed pass
-            futures.wait([self._pool.submit(_encode_in_worker, None, [""], None) for _ in range(4 * count)])
+        self._pool = _processes(tokenizer, count) if processes else futures.ThreadPoolExecutor(count, "tokenize")
 
     def ahead(
         self, requests: Requests, *, depth: int | None = None, rows: int = CHUNK_ROWS, first_rows: int | None = None
@@ -116,24 +114,30 @@ def rust_threads(on: bool) -> Iterator[None]:
             os.environ["TOKENIZERS_PARALLELISM"] = before
 
 
-def _pool(tokenizer: Tokenizer, workers: int, processes: bool) -> futures.Executor:
-    if not processes:
-        return futures.ThreadPoolExecutor(workers, thread_name_prefix="tokenize")
-    # Never fork: the parent has native threads, and perhaps a CUDA context.
-    return futures.ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker, initargs=(tokenizer,)
-    )
+def _processes(tokenizer: Tokenizer, count: int) -> futures.Executor:
+    """Processes that are all there: they start when they are first asked, which should not be inside a timed pass."""
+    context = multiprocessing.get_context("spawn")  # never fork: the parent has native threads, and perhaps a CUDA context
+    started = context.Semaphore(0)
+    pool = futures.ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(tokenizer, started))
+    asked = [pool.submit(_encode_in_worker, None, [""], None) for _ in range(count)]
+    for _ in range(count):
+        while not started.acquire(timeout=0.1):
+            if any(one.done() and one.exception() for one in asked):
+                return pool  # it is broken, and says so when it is used
+    return pool
 
 
 _worker_tokenizer: Tokenizer | None = None
 
 
-def _start_worker(tokenizer: Tokenizer) -> None:
+def _start_worker(tokenizer: Tokenizer, started: Any) -> None:
     global _worker_tokenizer
     _worker_tokenizer = tokenizer
+    tokenizer.encode([""])  # its own first call is slow too
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent answers it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core a worker; the pool is the parallelism
+    started.release()
 
 
 def _end_with_parent() -> None:

@@ -36,7 +36,6 @@ class Observation:
     # How it was set up
     workers: int | None = None  # tokenizing ahead of compute; None: the loop tokenizes
     in_flight: int = 1
-    staged_ahead: bool = False  # grouping, padding and copying have a thread of their own; else the loop's
     cores: int | None = None
     pinned: bool | None = None  # None: there are no copies
     tokenizer: str | None = None  # "reference" or "fast"

@@ -26,6 +26,7 @@ from bertopt.text import Requests
 from bertopt.tokenization import Tokens
 from bertopt.workspace import Workspace
 
+HEADROOM = 1.5  # workers together are slower than one alone, by what they share; beside a GPU there are cores to spare
 COUNTER_SECONDS = 0.5  # a window in which the card's counters tick often enough to mean something
 # Tokens of a packed batch: the last of a window is often small, and steps of 512 waste less than powers of two
 BUDGETS = (256, 512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192)
@@ -205,8 +206,8 @@ class Runner:
             start = time.perf_counter()
             opened.tokenizer.encode(self.requests.texts[:rows], self.requests.pairs[:rows] if self.requests.pairs else None)
         host_ms = (time.perf_counter() - start) / len(few) * 1e3
-        wanted = arithmetic.workers_needed(host_ms, device_ms)
-        # Computation has the cores of a CPU. Beside a GPU the loop, staging and the workers' answers want a few of their own.
+        wanted = arithmetic.workers_needed(host_ms * (HEADROOM if self.settings.device == "cuda" else 1.0), device_ms)
+        # Computation has the cores of a CPU. Beside a GPU the loop and the workers' answers want a few of their own.
         chosen = max(1, min(wanted, cores if self.settings.device == "cpu" else cores - max(1, cores // 4)))
         opened.notes.append(
             f"workers: {host_ms:.2f} ms of tokenizing over {device_ms:.2f} ms on the device wants {wanted}; {chosen} run"
@@ -262,12 +263,7 @@ class Runner:
             len(self.requests),
             opened.in_flight,
             first_window=self._first_window,
-            stage_ahead=self._stage_ahead(opened),
         )
-
-    def _stage_ahead(self, opened: Opened) -> int:
-        """A GPU's loop has enough to do with launching; a CPU session computes on a thread of its own anyway."""
-        return opened.in_flight if self.settings.device == "cuda" and opened.workers is not None else 0
 
     @property
     def _first_window(self) -> int | None:

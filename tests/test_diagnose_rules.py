@@ -20,7 +20,6 @@ HEALTHY = Observation(
     repeats_ms=[10.1, 10.2, 10.3],
     workers=4,
     in_flight=2,
-    staged_ahead=True,
     cores=16,
     pinned=True,
     tokenizer="fast",
@@ -49,7 +48,7 @@ HEALTHY = Observation(
     attention_waste_fraction=0.05,
     card=CardReading(1.0, 10, dram_active=0.3, power_w=500, sm_clock_mhz=1900, max_sm_clock_mhz=1980),
 )
-TRAINING = replace(HEALTHY, training=True, workers=None, in_flight=1, staged_ahead=False, tokenize_ms=0.1, growth=[], span=None)
+TRAINING = replace(HEALTHY, training=True, workers=None, in_flight=1, tokenize_ms=0.1, growth=[], span=None)
 THROTTLED = CardReading(
     1.0, 10, 0.9, power_w=700, power_limit_w=700, sm_clock_mhz=1400, max_sm_clock_mhz=1980, throttled={"power cap": 0.8}
 )
@@ -173,9 +172,9 @@ def test_what_workers_bring_to_a_serial_loop_of_18_over_6_ms():
 MS = st.floats(0.0, 1e3, allow_subnormal=False)
 
 
-@given(MS, MS, MS, MS, MS, st.integers(1, 8), st.booleans(), st.booleans())
+@given(MS, MS, MS, MS, MS, st.integers(1, 8), st.booleans())
 def test_a_prediction_never_costs_time_and_never_falls_below_zero(
-    tokenize, collate, launch, device, post, workers, ahead, pinned
+    tokenize, collate, launch, device, post, workers, pinned
 ):
     o = Observation(
         device="cuda",
@@ -187,7 +186,6 @@ def test_a_prediction_never_costs_time_and_never_falls_below_zero(
         postprocess_ms=post,
         workers=workers,
         in_flight=2,
-        staged_ahead=ahead,
         pinned=pinned,
     )
     for changes in ({"device_ms": device / 2}, {"postprocess_ms": 0.0}, {"pinned": True}, {"collate_ms": 0.0}):

@@ -7,23 +7,22 @@ import pytest
 
 from bertopt import feed
 from bertopt.batching import Bucketed, Dynamic, Fixed, TokenBudget, batches
-from bertopt.errors import WorkerError
 from bertopt.measure import summary
 from bertopt.measure.gpu import GpuProbe
 from bertopt.measure.loop import replay, run_pass
 from bertopt.measure.process import ProcessProbe
 from bertopt.run import warm_up
-from tests.fakes import FakeClock, FakeSession, WordTokenizer, requests, right_answers, threads_named
+from tests.fakes import FakeClock, FakeSession, WordTokenizer, requests, right_answers
 
 
 @pytest.mark.parametrize("policy", [Fixed(8, 16), Dynamic(8), Bucketed(8, (4, 8, 16), 32), TokenBudget((64, 128), 16, 64)])
 @pytest.mark.parametrize("workers", [None, 1, 3])
-@pytest.mark.parametrize(("in_flight", "stage_ahead"), [(1, 0), (2, 0), (2, 1), (1, 3)])
-def test_answers_come_back_in_the_order_the_requests_came(policy, workers, in_flight, stage_ahead):
+@pytest.mark.parametrize("in_flight", [1, 2])
+def test_answers_come_back_in_the_order_the_requests_came(policy, workers, in_flight):
     asked = requests(101)
     tokenizer = WordTokenizer()
     chunks = feed.Workers(tokenizer, workers).ahead(asked, rows=7) if workers else feed.serial(asked, tokenizer, 7)
-    done = run_pass(chunks, policy, FakeSession(0.2), len(asked), in_flight, stage_ahead=stage_ahead)
+    done = run_pass(chunks, policy, FakeSession(0.2), len(asked), in_flight)
     assert np.array_equal(done.answers.stacked(), right_answers(asked))
     assert done.rows == 101
 
@@ -37,44 +36,14 @@ def test_throughput_times_time_is_the_rows_and_a_device_that_returns_at_once_is_
     assert all(b.result_s - b.launched_s >= 0.009 for b in done.batches)
 
 
-@pytest.mark.parametrize("stage_ahead", [0, 2])
-def test_failed_batches_are_counted_and_are_no_work_done(stage_ahead):
+def test_failed_batches_are_counted_and_are_no_work_done():
     asked = requests(40)
-    chunks = feed.serial(asked, WordTokenizer(), 8)
-    done = run_pass(chunks, Fixed(8, 16), FakeSession(1, fails=(2,)), 40, 2, stage_ahead=stage_ahead)
+    done = run_pass(feed.serial(asked, WordTokenizer(), 8), Fixed(8, 16), FakeSession(1, fails=(2,)), 40, 2)
     assert done.rows == 32
     assert done.failures == ["RuntimeError: out of memory"]
     answered = np.isfinite(done.answers.stacked()).all(axis=1)
     assert answered.sum() == 32
     assert not answered[8:16].any()
-
-
-class SlowToStage(FakeSession):
-    def stage(self, batch):
-        time.sleep(0.02)
-        return batch
-
-
-def test_staging_ahead_takes_place_beside_the_launches():
-    class SlowToLaunch(SlowToStage):
-        def launch(self, staged):
-            time.sleep(0.02)
-            return super().launch(staged)
-
-    asked = requests(80)
-    seconds = [
-        run_pass(feed.serial(asked, WordTokenizer(), 8), Fixed(8, 16), SlowToLaunch(), 80, 1, stage_ahead=ahead).seconds
-        for ahead in (0, 2)
-    ]
-    assert seconds[1] < 0.8 * seconds[0]
-
-
-def test_a_failure_while_staging_ahead_reaches_the_caller_and_leaves_no_thread():
-    asked = requests(40)
-    chunks = feed.Workers(WordTokenizer(fails_on=asked.texts[20]), 1).ahead(asked, rows=8)
-    with pytest.raises(WorkerError, match="cannot tokenize"):
-        run_pass(chunks, Fixed(8, 16), FakeSession(), 40, 2, stage_ahead=2)
-    assert threads_named("stage") == 0
 
 
 def test_every_shape_is_warmed_up_once_outside_the_clock():
@@ -86,8 +55,13 @@ def test_every_shape_is_warmed_up_once_outside_the_clock():
 
 
 def test_replay_leaves_staging_outside_the_clock():
+    class SlowStage(FakeSession):
+        def stage(self, batch):
+            time.sleep(0.02)
+            return batch
+
     made = list(batches([WordTokenizer().encode(requests(32).texts)], Fixed(8, 16)))
-    assert replay(SlowToStage(5), made, 2) < 4 * 0.02
+    assert replay(SlowStage(5), made, 2) < 4 * 0.02
 
 
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.75])

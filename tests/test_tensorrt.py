@@ -300,6 +300,14 @@ def test_a_product_of_int8_inputs_counts_as_int8_whatever_it_writes() -> None:
     assert count_layers(report) == {"int8": 2, "fp16": 1}
 
 
+def test_a_graph_that_became_one_layer_of_dynamic_shapes_is_not_told() -> None:
+    report = """{"Layers": [
+      {"Name": "{ForeignNode[all]}", "LayerType": "Myelin", "Inputs": [{"Format/Datatype": "N/A due to dynamic shapes"}],
+       "Outputs": [{"Format/Datatype": "N/A due to dynamic shapes"}]},
+      {"Name": "copy", "LayerType": "Reformat", "Outputs": [{"Format/Datatype": "N/A due to dynamic shapes"}]}]}"""
+    assert count_layers(report) == {"not told": 1, "other": 1}
+
+
 def test_the_equivalent_command_names_shapes_and_precision() -> None:
     from bertopt.builders.process import Job
 

@@ -7,8 +7,7 @@ A back end is a module of this package with three functions:
     open(artifact, options) -> Session          a context manager
 
 A session is asynchronous: `stage` fills its own host memory and starts the copy, `launch` starts the work, and
-`Pending.result` is the only wait. Times are read after that wait, so no probe ever waits inside the loop. `stage` may be
-called on another thread than the rest, one batch at a time.
+`Pending.result` is the only wait. Times are read after that wait, so no probe ever waits inside the loop.
 """
 
 from __future__ import annotations

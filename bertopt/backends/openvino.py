@@ -64,7 +64,7 @@ def _int8(workspace: Any) -> Artifact:
     calibration, notes = of_workspace(workspace)
     path = workspace.folder / f"int8-openvino-{calibration.sha256[:16]}-{levels_for(cpu_features())}.onnx"
     if not path.exists():
-        emit(workspace.canonical(), path, "openvino", precision="int8", int8=Int8(calibration))
+        emit(workspace.canonical(), path, "openvino", precision="int8", int8=Int8(calibration, attention=calibration.attention))
     placement = describe(path).placement
     assert placement is not None
     info = {

@@ -193,10 +193,6 @@ class TensorRtSession:
         return f"{self._version}, " + (f"no CUDA graphs ({failure})" if failure else "CUDA graphs")
 
     def stage(self, batch: Batch) -> Staged:
-        with self._primary.current():
-            return self._stage(batch)
-
-    def _stage(self, batch: Batch) -> Staged:
         assert isinstance(batch.layout, Padded)
         parts = split(self.engine.profiles, batch.rows, batch.layout.length)
         staged = Staged([(part, self._free.pop() if self._free else self._new_slot()) for part in parts])

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,19 +34,6 @@ class Primary:
         self.cuda = cuda
         self._context = cuda.Device(0).retain_primary_context()
         self._context.push()
-        self._thread = threading.get_ident()
-
-    @contextlib.contextmanager
-    def current(self) -> Iterator[None]:
-        """Current on the calling thread too; a thread must not end with a context that it pushed."""
-        if threading.get_ident() == self._thread:
-            yield
-            return
-        self._context.push()
-        try:
-            yield
-        finally:
-            self._context.pop()
 
     def synchronize(self) -> None:
         self._context.synchronize()

@@ -64,7 +64,9 @@ def build(job: Job, report: Report) -> Built:
         report("inspecting")
         layers = inspect(trt, log, serialized, job.layers)
         if job.precision == "int8" and not layers["int8"]:
-            raise GraphError(f"INT8 was asked for and not applied: no layer of {job.out} runs in INT8")
+            if not layers["not told"]:
+                raise GraphError(f"INT8 was asked for and not applied: no layer of {job.out} runs in INT8")
+            notes.append("TensorRT does not tell the precision of a graph of dynamic shapes; the gate judges its answers")
     else:
         notes.append(f"not inspected: {chosen.library} chooses its kernels where the plan is loaded")
     return Built(job.precision, inputs, outputs, dict(layers), notes + log.warnings())
@@ -164,6 +166,7 @@ def inspect(trt: Any, log: Any, serialized: Any, path: str | None) -> Counter[st
 def count_layers(report: str) -> Counter[str]:
     """Layers of an inspector's JSON by the lowest precision that they write, "other" integers and shapes.
 
+    "not told" is what was built without detailed verbosity, and a graph that became one layer of dynamic shapes.
     A product of INT8 inputs may write FP16, so what computes counts by what it reads as well.
     """
     counts: Counter[str] = Counter()
@@ -174,8 +177,15 @@ def count_layers(report: str) -> Counter[str]:
         found = _precisions(entry, "Outputs")
         if entry.get("LayerType") != "Reformat":
             found |= _precisions(entry, "Inputs") & {"int8", "fp8"}
-        counts[next((p for p in ("fp8", "int8", "fp16", "bf16", "fp32") if p in found), "other")] += 1
+        told = next((p for p in ("fp8", "int8", "fp16", "bf16", "fp32") if p in found), "other")
+        counts["not told" if told == "other" and _untold(entry) else told] += 1
     return counts
+
+
+def _untold(entry: dict[str, Any]) -> bool:
+    """Whether a layer that computes has types which the inspector does not name."""
+    tensors = [*entry.get("Inputs", []), *entry.get("Outputs", [])]
+    return entry.get("LayerType") != "Reformat" and any(str(t.get("Format/Datatype")).startswith("N/A") for t in tensors)
 
 
 def _precisions(entry: dict[str, Any], side: str) -> set[str]:

@@ -65,7 +65,6 @@ def _passes(runner: Runner, opened: Opened) -> Observation:
         repeats_ms=per_batch,
         workers=opened.workers,
         in_flight=opened.in_flight,
-        staged_ahead=last.staged_ahead,
         cores=usable_cores(),
         pinned=None if settings.device == "cpu" else _pinned(opened),
         tokenizer=opened.pipeline.tokenizer,
@@ -103,19 +102,14 @@ def _pinned(opened: Opened) -> bool:
 def loop_phases(done: Pass) -> dict[str, float]:
     """The time of the loop's own thread by phase, milliseconds per batch: they add up to the time of a batch.
 
-    `input` is waiting for tokens (or for batches that another thread stages), `device` is waiting for a result.
+    `input` is waiting for tokens, `device` is waiting for a result.
     """
     count = len(done.batches)
-    launch = sum(b.launched_s - b.begun_s for b in done.batches)
+    launch = sum(b.launched_s - b.staged_s for b in done.batches)
     device = sum(b.result_s - b.waited_s for b in done.batches)
     answers = sum(b.done_s - b.result_s for b in done.batches)
-    if done.staged_ahead:
-        busy = sorted(t for b in done.batches for t in ((b.begun_s, b.launched_s), (b.waited_s, b.done_s)))
-        ends = [done.started_s, *(end for _, end in busy[:-1])]
-        phases = {"input": sum(max(0.0, start - end) for (start, _), end in zip(busy, ends, strict=True)), "collate": 0.0}
-    else:
-        prepared = sum(b.staged_s - b.taken_s for b in done.batches)
-        phases = {"input": done.waited_for_chunks_s, "collate": max(0.0, prepared - done.waited_for_chunks_s)}
+    prepared = sum(b.staged_s - b.taken_s for b in done.batches)
+    phases = {"input": done.waited_for_chunks_s, "collate": max(0.0, prepared - done.waited_for_chunks_s)}
     phases |= {"launch": launch, "device": device, "answers": answers}
     return {name: 1e3 * seconds / count for name, seconds in phases.items()}
 

@@ -30,15 +30,10 @@ def stages(o: Observation) -> dict[str, float]:
         return {"step": tokenize + collate + copy_in + copy_out + device + loop + stalled}
     if o.workers is not None:
         result["tokenize"] = o.tokenize_alone_ms if o.tokenize_alone_ms is not None else tokenize / o.workers
-    elif o.staged_ahead:
-        collate += tokenize
     else:
         loop += tokenize
     blocking = blocks(o)
-    if o.staged_ahead:
-        result["collate"] = collate + (copy_in if blocking else 0.0)
-    else:
-        loop += collate + (copy_in if blocking else 0.0)
+    loop += collate + (copy_in if blocking else 0.0)
     if blocking:
         # The device starts with the first kernel that is launched, so launching and computing go on side by side
         result["loop"] = loop + copy_out + max(launch, device)

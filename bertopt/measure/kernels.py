@@ -45,11 +45,10 @@ def write_trace(done: Pass, path: Path, batches: int = 8) -> None:
     for chunk in done.chunks:
         if chunk.start_s >= zero:
             bar("tokenize", "tokenize", chunk.start_s, chunk.start_s + chunk.seconds)
-    staging = "stage" if done.staged_ahead else "loop"
     for number, b in enumerate(shown):
-        bar(staging, f"prepare {number}", b.taken_s, b.ready_s)
-        bar(staging, f"collate {number}", b.ready_s, b.staged_s)
-        bar("loop", f"launch {number}", b.begun_s, b.launched_s)
+        bar("loop", f"prepare {number}", b.taken_s, b.ready_s)
+        bar("loop", f"collate {number}", b.ready_s, b.staged_s)
+        bar("loop", f"launch {number}", b.staged_s, b.launched_s)
         bar("loop", f"wait {number}", b.waited_s, b.result_s)
         bar("loop", f"answers {number}", b.result_s, b.done_s)
         if b.device.copy_in_ms and b.device.copy_in_start_s:

@@ -6,8 +6,6 @@ It reads clocks and nothing else. Device times are asked for when a batch's resu
 from __future__ import annotations
 
 import collections
-import concurrent.futures as futures
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -23,7 +21,6 @@ from bertopt.feed import Chunk
 from bertopt.tokenization import Tokens
 
 Clock = Callable[[], float]
-SWITCH_SECONDS = 1e-4  # how long a thread may keep the interpreter from another; 5 ms by default, which is several batches
 
 
 @dataclass(frozen=True)
@@ -31,10 +28,9 @@ class BatchTimes:
     """One batch on the caller's clock (seconds), and on the device's."""
 
     rows: int
-    taken_s: float  # it was asked for
+    taken_s: float  # the loop asked for it
     ready_s: float  # tokenized and grouped
     staged_s: float  # in its buffers, the copy begun
-    begun_s: float  # the loop began to launch it
     launched_s: float
     waited_s: float  # the loop began to wait for its result
     result_s: float  # logits on the host
@@ -57,7 +53,6 @@ class Pass:
     real_pairs: int = 0
     computed_pairs: int = 0
     failures: list[str] = field(default_factory=list)
-    staged_ahead: bool = False  # on a thread of its own
 
     @property
     def rows(self) -> int:
@@ -101,17 +96,6 @@ class Answers:
         return np.concatenate([rows for rows in self.per_token if rows is not None])
 
 
-@dataclass(frozen=True)
-class _Staged:
-    """A batch in its buffers."""
-
-    batch: Batch
-    content: Any  # what the session calls staged
-    taken_s: float
-    ready_s: float
-    staged_s: float
-
-
 def run_pass(
     chunks: Iterable[Chunk],
     policy: Policy,
@@ -120,18 +104,14 @@ def run_pass(
     in_flight: int,
     *,
     first_window: int | None = None,
-    stage_ahead: int = 0,
     clock: Clock = time.perf_counter,
 ) -> Pass:
-    """Answer every request once. Batches that raise are counted as failed and their rows as not answered.
-
-    With `stage_ahead` so many batches are grouped and staged ahead of the launch, on a thread of its own.
-    """
-    done = Pass(Answers(requests), staged_ahead=stage_ahead > 0)
-    waiting: collections.deque[tuple[_Staged, Pending, float, float]] = collections.deque()
+    """Answer every request once. Batches that raise are counted as failed and their rows as not answered."""
+    done = Pass(Answers(requests))
+    waiting: collections.deque[tuple[Batch, Pending, tuple[float, float, float, float]]] = collections.deque()
 
     def finish() -> None:
-        of, pending, begun, launched = waiting.popleft()
+        batch, pending, before = waiting.popleft()
         waited = clock()
         try:
             logits = pending.result()
@@ -141,60 +121,34 @@ def run_pass(
             done.failures.append(f"{type(error).__name__}: {error}")
             return
         arrived = clock()
-        done.answers.put(of.batch, logits)
-        done.count(of.batch)
-        before = (of.taken_s, of.ready_s, of.staged_s, begun, launched)
-        done.batches.append(BatchTimes(of.batch.rows, *before, waited, arrived, clock(), pending.times))
+        done.answers.put(batch, logits)
+        done.count(batch)
+        done.batches.append(BatchTimes(batch.rows, *before, waited, arrived, clock(), pending.times))
 
     done.started_s = clock()
-    source = _staged(batches(_watched(chunks, done, clock), policy, first_window=first_window), session, done, clock)
-    for of in _ahead(source, stage_ahead) if stage_ahead else source:
-        begun = clock()
+    source = batches(_watched(chunks, done, clock), policy, first_window=first_window)
+    while True:
+        taken = clock()
+        batch = next(source, None)
+        if batch is None:
+            break
+        ready = clock()
         try:
-            pending = session.launch(of.content)
+            staged = session.stage(batch)
+            in_buffers = clock()
+            pending = session.launch(staged)
         except BertoptError:
             raise
         except Exception as error:
             done.failures.append(f"{type(error).__name__}: {error}")
             continue
-        waiting.append((of, pending, begun, clock()))
+        waiting.append((batch, pending, (taken, ready, in_buffers, clock())))
         if len(waiting) >= in_flight:
             finish()
     while waiting:
         finish()
     done.seconds = clock() - done.started_s
     return done
-
-
-def _staged(source: Iterator[Batch], session: Session, done: Pass, clock: Clock) -> Iterator[_Staged]:
-    while True:
-        taken = clock()
-        batch = next(source, None)
-        if batch is None:
-            return
-        ready = clock()
-        try:
-            content = session.stage(batch)
-        except BertoptError:
-            raise
-        except Exception as error:
-            done.failures.append(f"{type(error).__name__}: {error}")
-            continue
-        yield _Staged(batch, content, taken, ready, clock())
-
-
-def _ahead(source: Iterator[_Staged], depth: int) -> Iterator[_Staged]:
-    """The items of `source`, made on a thread of their own, `depth` ahead; an error in there is raised here."""
-    pool, interval = futures.ThreadPoolExecutor(1, thread_name_prefix="stage"), sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH_SECONDS)
-    try:
-        made = collections.deque(pool.submit(next, source, None) for _ in range(depth))
-        while (item := made.popleft().result()) is not None:
-            made.append(pool.submit(next, source, None))
-            yield item
-    finally:
-        sys.setswitchinterval(interval)
-        pool.shutdown(cancel_futures=True)
 
 
 def _watched(chunks: Iterable[Chunk], done: Pass, clock: Clock) -> Iterator[Tokens]:

@@ -32,13 +32,12 @@ class Phases:
     """Mean milliseconds of one batch by phase, over all repeats."""
 
     tokenize_ms: float
-    collate_ms: float  # grouping, padding and filling the buffers
+    collate_ms: float  # grouping, padding and filling the buffers, on the thread of the loop
     launch_ms: float
     copy_in_ms: float | None
     device_ms: float
     copy_out_ms: float | None
     postprocess_ms: float
-    staged_ahead: bool = False  # collation has a thread of its own; else the loop's
 
     @property
     def host_ms(self) -> float:
@@ -65,12 +64,11 @@ def phases(repeats: list[Repeat]) -> Phases:
         tokenize_ms=chunks_s / count * 1e3,
         # A blocking copy happens inside staging: it is the copy's time, not the collation's.
         collate_ms=max(0.0, (loop_s - waited_s) / count * 1e3 - blocking),
-        launch_ms=sum(b.launched_s - b.begun_s for b in all_batches) / count * 1e3,
+        launch_ms=sum(b.launched_s - b.staged_s for b in all_batches) / count * 1e3,
         copy_in_ms=mean_of("copy_in_ms"),
         device_ms=device,
         copy_out_ms=mean_of("copy_out_ms"),
         postprocess_ms=sum(b.done_s - b.result_s for b in all_batches) / count * 1e3,
-        staged_ahead=all(r.done.staged_ahead for r in repeats),
     )
 
 
@@ -98,8 +96,7 @@ def predicted_utilization(times: Phases, workers: int | None) -> float:
         return arithmetic.serial_utilization(times.host_ms, times.device_ms)
     # Workers only tokenize; what is left on the loop's own thread overlaps too, since two batches are in flight.
     ahead = arithmetic.overlapped_utilization(times.tokenize_ms, times.device_ms, workers)
-    loop_ms = times.launch_ms + times.postprocess_ms
-    loop_ms = max(loop_ms, times.collate_ms) if times.staged_ahead else loop_ms + times.collate_ms
+    loop_ms = times.collate_ms + times.launch_ms + times.postprocess_ms
     own = arithmetic.overlapped_utilization(loop_ms, times.device_ms, 1)
     return min(ahead, own)
 
@@ -135,7 +132,7 @@ def timeline(done: Pass) -> list[Span]:
         lines.bar("host", "tokenize", chunk.start_s, chunk.start_s + chunk.seconds)
     for b in done.batches:
         lines.bar("host", "collate", b.ready_s, b.staged_s)
-        lines.bar("host", "launch", b.begun_s, b.launched_s)
+        lines.bar("host", "launch", b.staged_s, b.launched_s)
         lines.bar("post", "answers", b.result_s, b.done_s)
         start = b.device.device_start_s
         lines.bar("device", "compute", start, start + b.device.device_ms / 1e3)
