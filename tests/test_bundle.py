@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -205,3 +206,58 @@ def test_export_replaces_a_bundle_and_nothing_else(checkpoint_folder, tmp_path, 
     assert open_bundle(tmp_path / "bundle").manifest.rung == "onnx"
     assert not (tmp_path / "bundle/checkpoint").exists()
     assert sorted(f.name for f in tmp_path.iterdir()) == ["bundle", "other", "run"]
+
+
+def test_int8_is_exported_with_the_calibration_that_was_measured(checkpoint_folder, tmp_path):
+    """Found in the cache by the hash in the record; the graph is the one that the rung ran."""
+    from bertopt import calibration, records
+    from bertopt.text import Requests
+    from bertopt.workspace import Workspace
+
+    folder = checkpoint_folder("bert")
+    workspace = Workspace(open_checkpoint(str(folder)))
+    used, _ = calibration.cached(workspace, Requests(texts(16), name="calibration"), max_length=32)
+    run = run_of(folder, tmp_path / "run", best="int8")
+    record = records.load_ladder(run)
+    rungs = [dataclasses.replace(r, graph={"calibration": used.sha256} if r.name == "int8" else r.graph) for r in record.rungs]
+    records.save(dataclasses.replace(record, rungs=rungs), run / "ladder.json")
+    made = export(Wanted(run, tmp_path / "bundle"))
+    assert (made.manifest.precision, made.manifest.info["calibration"]) == ("int8", used.sha256)
+    assert made.manifest.info["int8_linears"] > 0
+    rows = texts(12)
+    with bertopt.load(made.folder) as model:
+        answers = model.predict(rows)
+    right = logits_of(folder, rows)
+    margins = np.array([np.log(a.scores["LABEL_1"] / a.scores["LABEL_0"]) for a in answers])
+    assert 0 < np.abs(margins - (right[:, 1] - right[:, 0])).max() < 1.5 * right.std()
+    records.save(dataclasses.replace(record, best="int8"), run / "ladder.json")
+    with pytest.raises(UsageError, match="is gone from the cache"):
+        export(Wanted(run, tmp_path / "other"))
+
+
+def test_full_range_weights_are_refused_where_they_would_saturate(bundle, monkeypatch):
+    from bertopt import environment
+    from bertopt.bundle import _check_levels
+
+    made = dataclasses.replace(bundle.manifest, precision="int8", info={"weight_levels": 127})
+    monkeypatch.setattr(environment, "cpu_features", lambda: ["avx2"])
+    with pytest.raises(PlanError, match="127 levels"):
+        _check_levels(made)
+    _check_levels(dataclasses.replace(made, info={"weight_levels": 63}))
+
+
+def test_a_plan_becomes_a_bundle_by_itself(checkpoint_folder, tmp_path):
+    folder = checkpoint_folder("bert")
+    data = tmp_path / "texts.txt"
+    data.write_text("\n".join(texts(40)))
+    plan, out = tmp_path / "tiny.plan", tmp_path / "bundle"
+    arguments = ["--model", str(folder), "--data", str(data), "--target", "openvino", "--seq", "32", "--fp32"]
+    assert cli(["build-engine", *arguments, "--out", str(plan)]) == 0
+    assert cli(["export", str(plan), "--out", str(out)]) == 0
+    rows = texts(9)
+    with bertopt.load(out) as model:
+        scores = [a.scores["LABEL_1"] for a in model.predict(rows)]
+    right = logits_of(folder, rows)
+    np.testing.assert_allclose(scores, 1 / (1 + np.exp(right[:, 0] - right[:, 1])), atol=1e-4)
+    with pytest.raises(UsageError, match="--rung, --model and --calibration are for runs"):
+        export(Wanted(plan, out, rung="int8"))

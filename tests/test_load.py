@@ -147,6 +147,16 @@ def test_the_highest_rate_is_found(capacity, first):
     assert capacity / 1.06 <= highest(points) <= capacity
 
 
+def test_a_disturbed_rate_is_held_again():
+    disturbed = iter([True, False, True, True])
+
+    def measure(rate: float) -> Point:
+        return made_up(rate, 0.0 if rate == 10 and next(disturbed) else 12.0)
+
+    assert highest(find(measure, 10.0, tries=2)) >= 10
+    assert highest(find(measure, 10.0, tries=2)) < 10
+
+
 def test_a_server_that_keeps_no_rate_has_no_highest():
     points = find(lambda rate: made_up(rate, 0.0), 64.0)
     assert highest(points) is None

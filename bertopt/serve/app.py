@@ -116,6 +116,8 @@ class Answering:
         if embedding != (self.path == "/embed"):
             other, what = ("/embed", "an encoder") if embedding else ("/predict", "no encoder")
             return _refused(Refusal(404, "wrong_endpoint", f"this model is {what}: POST {other}"))
+        if (full := self.app.service.full()) is not None:
+            return _refused(full)
         try:
             raw = await self._body(scope, receive)
         except TooLarge:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 LEAD_S = 0.003  # before a batch should be done, the next is sent, so that the engine stages it meanwhile
 SLOWEST = 20.0  # times the expected seconds, and STALL_S at least: an engine that takes longer hangs
 STALL_S = 20.0
+RECENT = 0.1  # weight of the last batch in what is known of the latest ones
 BACKOFF_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)  # between attempts to start an engine again
 
 
@@ -45,6 +46,7 @@ class Dispatcher:
         self.started = threading.Event()
         self.error: BertoptError | None = None
         self.cost = Cost(0.0, 0.0)
+        self.slowness = 1.0  # seconds that batches lately took over those of the cost: others may want the cores too
         self._sent: collections.deque[Sent] = collections.deque()
         self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
 
@@ -121,7 +123,7 @@ class Dispatcher:
             item.launched_s = now
         batch = Batch(np.arange(len(items)), joined(items), layout)
         length = layout.length if isinstance(layout, Padded) else layout.max_length
-        expected = self.cost.of(layout.computed_tokens // length, length)
+        expected = self.slowness * self.cost.of(layout.computed_tokens // length, length)
         starts = max(now, self._sent[-1].ends_s) if self._sent else now
         self._sent.append(Sent(items, layout, starts + expected, expected))
         metrics = self.service.metrics
@@ -151,8 +153,9 @@ class Dispatcher:
             self.service.metrics.failures.inc()
             self._apart(sent.items, str(found))
         else:
-            took = found.device_ms / 1e3 / len(sent.items)
-            self.service.row_s += 0.1 * (took - self.service.row_s)
+            took = found.device_ms / 1e3
+            self.slowness *= min(2.0, max(0.5, took / max(sent.expected_s, 1e-6))) ** RECENT
+            self.service.row_s += RECENT * (took / len(sent.items) - self.service.row_s)
             self._answer(sent.items, found)
         with self.service.lock:
             self.service.running -= len(sent.items)

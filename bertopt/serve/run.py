@@ -15,6 +15,7 @@ from bertopt.errors import BackendUnavailable, UsageError
 from bertopt.serve.setup import Settings
 
 BACKLOG = 2048
+SWITCH_S = 0.001  # the event loop gets the interpreter back from the tokenizing thread so soon, not after 5 ms
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def serve_bundle(folder: Path, settings: Settings, listen: Listen) -> int:
         for line in described(bundle.manifest):
             print(line)
         print(f"listening at http://{host}:{port} (docs at /docs)", flush=True)
+        sys.setswitchinterval(SWITCH_S)
         with _own_signals():
             server.run([sock])
     if application.failure is not None:

@@ -105,18 +105,23 @@ class Service:
                     "too_many_texts",
                     f"{len(texts)} texts are more than the {self.max_queue} that may wait at once: send fewer",
                 )
-            if self.waiting + len(texts) > self.max_queue:
-                self.metrics.dropped["queue full"].inc(len(texts))
-                seconds = max(1, math.ceil(self.waiting * self.row_s / len(self.dispatchers)))
-                return Refusal(
-                    429, "queue_full", f"{self.waiting} texts wait, and {self.max_queue} may: try again", retry_after_s=seconds
-                )
+            if (full := self.full(len(texts))) is not None:
+                return full
             for position, text in enumerate(texts):
                 pair = None if pairs is None else pairs[position]
                 large = len(text) + len(pair or "") > LARGE
                 self.raw[large].append(Item(ticket, position, text, pair))
             self.lock.notify_all()
         return None
+
+    def full(self, texts: int = 1) -> Refusal | None:
+        """Why so many texts more cannot wait. Asked before a body is read too: refusing must be cheaper than answering."""
+        waiting = self.waiting
+        if self.queue is None or waiting + texts <= self.max_queue:
+            return None
+        self.metrics.dropped["queue full"].inc(texts)
+        seconds = max(1, math.ceil(waiting * self.row_s / len(self.dispatchers)))
+        return Refusal(429, "queue_full", f"{waiting} texts wait, and {self.max_queue} may: try again", retry_after_s=seconds)
 
     def forget(self, ticket: Ticket) -> None:
         """Nobody waits for this request any more: what of it is not computed yet will not be."""
