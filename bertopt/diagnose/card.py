@@ -11,7 +11,7 @@ def lines(record: Diagnosis) -> list[str]:
     """The card as plain lines. The commands stand on lines of their own, to be copied."""
     seen, first = record.observation, record.first
     shown = [*_about(record), ""]
-    shown += [f"Verdict  {first.verdict}{_both(record)}", f"Why      {first.why}"]
+    shown += [f"Verdict  {verdict(record)}", f"Why      {first.why}"]
     shown += [f"Next     {first.next}" if first.next else "Next     nothing that is known here"]
     if (promise := gain_in_words(first, seen)) is not None:
         shown.append(f"         {promise}")
@@ -36,10 +36,10 @@ def gain_in_words(finding: Finding, o: Observation) -> str | None:
     return f"predicted {factor:.2f}x: {o.throughput_seq_s:,.0f} -> {o.throughput_seq_s * factor:,.0f} seq/s"
 
 
-def _both(record: Diagnosis) -> str:
-    """States that hold beside the first fault belong to the verdict: a busy device may compute nothing but padding."""
+def verdict(record: Diagnosis) -> str:
+    """The first finding, and the states beside it that belong to it: a busy device may compute nothing but padding."""
     names = [f.verdict for f in record.findings[1:] if f.verdict in ("COMPUTE-BOUND", "MEMORY-BOUND", "POWER-LIMITED")]
-    return f", and {', '.join(names)}" if names and not record.first.state else ""
+    return record.first.verdict + (f", and {', '.join(names)}" if names and not record.first.state else "")
 
 
 def _about(record: Diagnosis) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from bertopt.diagnose.card import gain_in_words
+from bertopt.diagnose.card import gain_in_words, verdict
 from bertopt.files import write_bytes
 from bertopt.records_diagnosis import Diagnosis, Observation
 from bertopt.report import plots, wording
@@ -42,6 +42,8 @@ def write_report(record: Diagnosis, path: os.PathLike[str] | str) -> None:
         record=record,
         seen=seen,
         first=record.first,
+        verdict_of=verdict(record),
+        headline_of=_headline(record),
         gains=[gain_in_words(f, seen) for f in record.findings],
         strip=_loop(seen),
         alone=[(name, getattr(seen, field), seen.missing.get(field, "")) for name, field in ALONE],
@@ -49,6 +51,18 @@ def write_report(record: Diagnosis, path: os.PathLike[str] | str) -> None:
         device=_device(seen),
     )
     write_bytes(path, page.encode("utf-8", errors="replace"))
+
+
+def _headline(record: Diagnosis) -> str:
+    seen, first = record.observation, record.first
+    gain = first.gain(seen.batch_ms) if seen.batch_ms else None
+    if gain is not None:
+        return f"{verdict(record)}: mending it is predicted to bring {gain:.2f}x"
+    if first.verdict == "COMPUTE-BOUND" and seen.ceiling_share is not None:
+        return f"COMPUTE-BOUND, at {seen.ceiling_share:.0%} of what the device multiplies at best"
+    if first.verdict == "INCONCLUSIVE":
+        return "INCONCLUSIVE: no verdict can be given on this evidence"
+    return f"{verdict(record)}: nothing that is measured here is wasted"
 
 
 def _loop(seen: Observation) -> list[dict[str, Any]]:
