@@ -12,6 +12,8 @@ from bertopt.batching import Layout, Padded, Policy
 from bertopt.serve.cost import Cost
 
 Lengths = NDArray[np.int64]
+# Rows of a bucketed batch: libraries compile at the first sight of a shape (some 10 ms), so few shapes are soon all warm
+STEPS = (*range(1, 9), 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,11 @@ class Pick:
     positions: NDArray[np.int64]
     layout: Layout
     full: bool  # nothing that comes later could join it
+
+
+def step(rows: int) -> int:
+    """The largest of STEPS that is no more."""
+    return max((number for number in STEPS if number <= rows), default=1)
 
 
 class Grouping(Protocol):
@@ -69,7 +76,8 @@ class Bucketed:
     """Neighbouring buckets share a batch where that is cheaper than a batch each; padded to the ladder's edges.
 
     What waits is counted by bucket. The programme over cuts between buckets finds the cheapest way to run all of it, and the
-    part that holds the oldest request runs: at most `rows` of it and `tokens` padded tokens, in the order of arrival.
+    part that holds the oldest request runs: at most `rows` of it and `tokens` padded tokens, in the order of arrival, and as
+    many of those as the largest of STEPS.
     """
 
     edges: tuple[int, ...]
@@ -93,9 +101,9 @@ class Bucketed:
         low, high = self._part(buckets)
         inside = np.flatnonzero((buckets >= low) & (buckets <= high))
         # Of a part that does not fit, no more than fits at its own top; the top of those chosen may then be lower
-        members = inside[: self._most[high]]
+        members = inside[: step(min(len(inside), int(self._most[high])))]
         top = int(self._edges[buckets[members].max()])
-        return Pick(members, Padded(len(members), top), len(members) >= self._most[high])
+        return Pick(members, Padded(len(members), top), len(inside) >= self._most[high])
 
     def _part(self, buckets: NDArray[np.int64]) -> tuple[int, int]:
         """The lowest and the highest bucket of the part that holds the oldest request, in the cheapest cut of all."""

@@ -12,7 +12,7 @@ from bertopt.errors import UsageError
 from bertopt.measure.cores import usable_cores
 from bertopt.serve.cost import Cost
 from bertopt.serve.engine import Engine, Opener, Probe, bundle_opener
-from bertopt.serve.grouping import Alone, Bucketed, FirstCome, Grouping
+from bertopt.serve.grouping import STEPS, Alone, Bucketed, FirstCome, Grouping
 from bertopt.serve.scheduler import Queue
 from bertopt.serve.service import Head, Service
 from bertopt.serve.tickets import Item, Ticket
@@ -21,6 +21,7 @@ BATCHING = ("bundle", "bucketed", "dynamic", "alone")
 QUEUE_S = 1.0  # work that may wait where --max-queue is left to us
 PROBED_ROWS = (1, 4, 16)
 IN_FLIGHT = 2
+WARM_SHARE = 2  # of the largest batch: what is larger comes when a server is busy, and is met soon
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def make_service(
         raise UsageError(f"--instances {settings.instances} is more than the {cores} cores that may be used")
     threads = settings.threads or (max(1, cores // settings.instances) if m.device == "cpu" else None)
     opener = opener or bundle_opener(bundle.folder, threads, IN_FLIGHT)
-    probe = _probe(bundle)
+    probe = _probe(bundle, settings)
     engines = [Engine(opener, probe, f"bertopt engine {number}") for number in range(settings.instances)]
 
     def make_queue(cost: Cost) -> tuple[Queue[Item], int]:
@@ -94,7 +95,7 @@ def grouping(bundle: Bundle, settings: Settings, cost: Cost) -> Grouping:
     return FirstCome(policy, policy.max_rows if isinstance(policy, TokenBudget) else m.batch_size)
 
 
-def _probe(bundle: Bundle) -> Probe:
+def _probe(bundle: Bundle, settings: Settings) -> Probe:
     """Batches that tell the cost: few lengths, and few rows of each."""
     m = bundle.manifest
     edges: Sequence[int] = m.bucket_edges or [max(4, m.max_length // 8), m.max_length // 2, m.max_length]
@@ -103,7 +104,11 @@ def _probe(bundle: Bundle) -> Probe:
     rows = tuple(row for row in PROBED_ROWS if row <= m.batch_size)
     if isinstance(layout, Packed):
         return Probe(lengths, (1,), (layout.budget, m.max_length))
-    return Probe(lengths, rows)
+    if m.batching != "bucketed" or settings.batching not in ("bundle", "bucketed"):
+        return Probe(lengths, rows)
+    most = settings.max_batch_tokens or max(m.max_length, m.batch_size * m.max_length // WARM_SHARE)
+    warm = [(row, edge) for row in STEPS for edge in m.bucket_edges if row <= m.batch_size and row * edge <= most]
+    return Probe(lengths, rows, warm=tuple(warm))
 
 
 def _one(length: int) -> Any:
