@@ -101,6 +101,12 @@ def test_what_was_not_measured_concludes_nothing():
     assert verdict(rung(device_ceiling_seq_s=None, device_ms=None, tokenize_ms=None)) is None
 
 
+def test_a_run_of_few_batches_can_tell_nothing_and_says_so():
+    found = verdict(rung(requests=64, batches=2, repeats_seq_s=[95.0]))
+    assert found.bound_by == "nothing that this run can tell"
+    assert "--limit" in found.next
+
+
 def test_what_to_try_next_is_what_was_skipped_for_want_of_something():
     skipped = RungRecord("int8", "", "bucketed", "skipped", reason="no calibration", remedy="bertopt calibrate --model demo")
     assert "bertopt calibrate --model demo" in verdict(rung(), [skipped]).next
@@ -109,5 +115,5 @@ def test_what_to_try_next_is_what_was_skipped_for_want_of_something():
 
 
 def test_the_thresholds_are_not_in_the_rules():
-    assert verdict(rung(utilization_span=0.9), policy=diagnose.Policy(reached=0.99)) is None
+    assert verdict(rung(), policy=diagnose.Policy(reached=0.99)).bound_by == "nothing that this run can tell"
     assert verdict(rung(), policy=diagnose.Policy(padding=0.01, worth=0.01)).bound_by == "padding"

@@ -21,6 +21,7 @@ WORDS = {
     "BALANCED": "tokenizer and device alike",
     "MEMORY-BOUND": "memory's bandwidth",
     "POWER-LIMITED": "the card's power or temperature",
+    "INCONCLUSIVE": "nothing that this run can tell",
 }
 FASTER = {"fp16": "half precision", "int8": "INT8 behind its gate", "packed": "packing"}
 
@@ -71,7 +72,7 @@ def verdict(best: RungRecord | None, rungs: list[RungRecord], device: str, polic
         return None
     seen = observe(best, device)
     found = findings(seen, policy)[0]
-    if found.verdict == "INCONCLUSIVE":
+    if found.verdict == "INCONCLUSIVE" and seen.device_ms is None:
         return None
     return Verdict(_words(found, device), found.why, _next(found, seen, rungs))
 
@@ -103,6 +104,8 @@ def _next(found: Finding, o: Observation, rungs: list[RungRecord]) -> str:
         return "the same on a quiet machine, or with fewer --workers"
     if found.verdict in ("COMPUTE-BOUND", "MEMORY-BOUND"):
         return untried or "a smaller model, or more of these machines"
+    if found.verdict == "INCONCLUSIVE":
+        return "more requests (--limit) on a quiet machine, or bertopt diagnose on the same model and texts"
     return "bertopt diagnose on the same model and texts, for what a ladder does not measure"
 
 
