@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +20,10 @@ from bertopt.serve.tickets import Item, Refusal, joined
 if TYPE_CHECKING:
     from bertopt.serve.service import Service
 
-LEAD_S = 0.003  # before a batch should be done, the next is sent, so that the engine stages it meanwhile
+# Before a batch should be done the next is sent, so that the engine stages it meanwhile and never waits for this process: late
+# enough that what arrives may still join it, early enough for a machine whose cores are all busy
+LEAD_S, LEAD_SHARE = 0.003, 0.6
+HANDLING_S = 0.002  # of a batch beside its computation: pipe, staging, answers
 SLOWEST = 20.0  # times the expected seconds, and STALL_S at least: an engine that takes longer hangs
 STALL_S = 20.0
 RECENT = 0.1  # weight of the last batch in what is known of the latest ones
@@ -76,7 +79,8 @@ class Dispatcher:
 
     def _open(self) -> None:
         found = self.engine.start()
-        self.cost = fit(found.samples)
+        measured = fit(found.samples)
+        self.cost = replace(measured, batch_s=measured.batch_s + HANDLING_S)
         with self.service.lock:
             if self.service.queue is None:
                 self.service.queue, self.service.max_queue = self.service.make_queue(self.cost)
@@ -87,7 +91,8 @@ class Dispatcher:
         """Send a batch where the engine is about to be free, and take a result where one is due."""
         service = self.service
         if self._sent:
-            left = self._sent[0].ends_s - LEAD_S - service.clock()
+            lead = max(LEAD_S, LEAD_SHARE * self._sent[0].expected_s)
+            left = self._sent[0].ends_s - lead - service.clock()
             done = self.engine.poll(left)
             if len(self._sent) == 1 and not done and not self._sent[0].items[0].alone:
                 self._send_next(wait=False)

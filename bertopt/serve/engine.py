@@ -131,12 +131,13 @@ class Engine:
         return found
 
     def _receive(self, timeout_s: float) -> Any:
-        assert self._pipe is not None
+        pipe = self._pipe  # `close`, from another thread, takes it away
+        assert pipe is not None
         try:
-            if not self._pipe.poll(timeout_s):
+            if not pipe.poll(timeout_s):
                 self.close()
                 raise EngineDied(f"the back end did not answer within {timeout_s:.0f} s")
-            return self._pipe.recv()
+            return pipe.recv()
         except (EOFError, OSError):
             code = self._process.exitcode if self._process is not None else None
             raise EngineDied(f"the process of the back end ended (exit code {code})") from None
