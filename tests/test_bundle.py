@@ -231,7 +231,7 @@ def test_int8_is_exported_with_the_calibration_that_was_measured(checkpoint_fold
     margins = np.array([np.log(a.scores["LABEL_1"] / a.scores["LABEL_0"]) for a in answers])
     assert 0 < np.abs(margins - (right[:, 1] - right[:, 0])).max() < 1.5 * right.std()
     records.save(dataclasses.replace(record, best="int8"), run / "ladder.json")
-    with pytest.raises(UsageError, match="is gone from the cache"):
+    with pytest.raises(UsageError, match="is not in the cache any more"):
         export(Wanted(run, tmp_path / "other"))
 
 
@@ -251,13 +251,13 @@ def test_a_plan_becomes_a_bundle_by_itself(checkpoint_folder, tmp_path):
     data = tmp_path / "texts.txt"
     data.write_text("\n".join(texts(40)))
     plan, out = tmp_path / "tiny.plan", tmp_path / "bundle"
-    arguments = ["--model", str(folder), "--data", str(data), "--target", "openvino", "--seq", "32", "--fp32"]
+    arguments = ["--model", str(folder), "--data", str(data), "--target", "openvino", "--seq", "32"]
     assert cli(["build-engine", *arguments, "--out", str(plan)]) == 0
     assert cli(["export", str(plan), "--out", str(out)]) == 0
     rows = texts(9)
     with bertopt.load(out) as model:
         scores = [a.scores["LABEL_1"] for a in model.predict(rows)]
     right = logits_of(folder, rows)
-    np.testing.assert_allclose(scores, 1 / (1 + np.exp(right[:, 0] - right[:, 1])), atol=1e-4)
+    np.testing.assert_allclose(scores, 1 / (1 + np.exp(right[:, 0] - right[:, 1])), atol=2e-2)  # BF16
     with pytest.raises(UsageError, match="--rung, --model and --calibration are for runs"):
         export(Wanted(plan, out, rung="int8"))
