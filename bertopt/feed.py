@@ -117,27 +117,27 @@ def rust_threads(on: bool) -> Iterator[None]:
 def _processes(tokenizer: Tokenizer, count: int) -> futures.Executor:
     """Processes that are all there: they start when they are first asked, which should not be inside a timed pass."""
     context = multiprocessing.get_context("spawn")  # never fork: the parent has native threads, and perhaps a CUDA context
-    started = context.Semaphore(0)
-    pool = futures.ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(tokenizer, started))
-    asked = [pool.submit(_encode_in_worker, None, [""], None) for _ in range(count)]
-    for _ in range(count):
-        while not started.acquire(timeout=0.1):
-            if any(one.done() and one.exception() for one in asked):
-                return pool  # it is broken, and says so when it is used
+    everyone = context.Barrier(count)  # a worker that idled would be asked again, and the rest never started
+    pool = futures.ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker, initargs=(tokenizer, everyone))
+    futures.wait([pool.submit(_meet) for _ in range(count)])
     return pool
 
 
 _worker_tokenizer: Tokenizer | None = None
+_everyone: Any = None
 
 
-def _start_worker(tokenizer: Tokenizer, started: Any) -> None:
-    global _worker_tokenizer
-    _worker_tokenizer = tokenizer
-    tokenizer.encode([""])  # its own first call is slow too
+def _start_worker(tokenizer: Tokenizer, everyone: Any) -> None:
+    global _worker_tokenizer, _everyone
+    _worker_tokenizer, _everyone = tokenizer, everyone
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent answers it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one core a worker; the pool is the parallelism
-    started.release()
+    tokenizer.encode([""])  # its own first call is slow too
+
+
+def _meet() -> None:
+    _everyone.wait()
 
 
 def _end_with_parent() -> None:

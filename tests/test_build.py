@@ -67,6 +67,14 @@ def test_a_plan_is_built_identified_and_answers(request_: engines.Request) -> No
 
 
 @needs_openvino
+def test_a_plan_in_full_precision_answers_in_it(request_: engines.Request) -> None:
+    result = engines.build_engine(dataclasses.replace(request_, precision="fp32"))
+    assert result.plan.manifest.precision == "fp32"
+    assert result.parity is not None
+    assert result.parity.relative_difference < 1e-3
+
+
+@needs_openvino
 def test_the_tokenizer_is_part_of_the_identity(tiny: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(tiny, folder)

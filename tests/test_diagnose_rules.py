@@ -173,9 +173,7 @@ MS = st.floats(0.0, 1e3, allow_subnormal=False)
 
 
 @given(MS, MS, MS, MS, MS, st.integers(1, 8), st.booleans())
-def test_a_prediction_never_costs_time_and_never_falls_below_zero(
-    tokenize, collate, launch, device, post, workers, pinned
-):
+def test_a_prediction_never_costs_time_and_never_falls_below_zero(tokenize, collate, launch, device, post, workers, pinned):
     o = Observation(
         device="cuda",
         batch_ms=max(1e-3, tokenize + collate + launch + device + post),

@@ -97,6 +97,12 @@ def test_no_more_chunks_than_the_depth_are_ahead():
         assert len(started) <= taken + 3
 
 
+def test_every_process_has_started_when_the_pool_is_made():
+    with feed.Workers(WordTokenizer(), 3, processes=True) as workers:
+        assert len(workers._pool._processes) == 3
+        assert sum(len(chunk.tokens) for chunk in workers.ahead(requests(40), rows=7)) == 40
+
+
 def test_no_requests_are_no_chunks():
     assert list(ahead(requests(0), WordTokenizer(), 2)) == []
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from bertopt.backends.base import Options
 from bertopt.backends.host import Feeds, HostSession
-from bertopt.backends.openvino import STREAMS, check_int8, infer, on_streams
+from bertopt.backends.openvino import HINTS, STREAMS, around_int8, check_int8, infer, on_streams
 from bertopt.errors import PlanError
 from bertopt.plan import Plan
 
@@ -21,15 +21,18 @@ class OpenVinoPlanSession(HostSession):
         super().__init__(options, "token_type_ids" in plan.manifest.inputs, most_streams=STREAMS)
         import openvino as ov
 
+        precision = plan.manifest.precision
+        # Imported without it, a plan in FP32 computes partly in BF16, and answers NaN
+        hint = HINTS[around_int8() if precision == "int8" else precision]
         try:
-            model = ov.Core().import_model(plan.read(), "CPU", on_streams(self))
+            model = ov.Core().import_model(plan.read(), "CPU", {"INFERENCE_PRECISION_HINT": hint, **on_streams(self)})
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
             raise PlanError(f"{plan.path} is refused by {plan.manifest.version}: {reason}") from None
-        if plan.manifest.precision == "int8":
+        if precision == "int8":
             check_int8(model, plan.manifest.layers.get("int8", 1))
         self._model, self._requests = model, threading.local()
-        self.precision = plan.manifest.precision
+        self.precision = precision
         self.version = f"{plan.manifest.version}, {self.described_threads()}"
 
     def compute(self, feeds: Feeds) -> NDArray[np.float32]:
