@@ -42,5 +42,5 @@ lint: .venv/.dev
 	@touch $@
 
 .venv/.dev: .venv/.demo
-	$(INSTALL) --no-build-isolation --editable '.[cpu,dev]'
+	$(INSTALL) --no-build-isolation --editable '.[cpu,dev,serve,triton]'
 	@touch $@
