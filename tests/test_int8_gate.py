@@ -196,6 +196,6 @@ def test_the_demos_scales_too_large_by_a_factor_of_ten(demo_court: tuple[Request
     caches.save(dataclasses.replace(found, sites=sites), tmp_path / "coarse.json")
     out = tmp_path / "coarse.plan"
     engines.build_engine(engines.Request(out=out, precision="int8", target="openvino", calibration=tmp_path / "coarse.json"))
-    verdict = gate(reference, predict_plan(out, data, passes=0), data, max_drop=3)
+    verdict = gate(reference, predict_plan(out, data, passes=0), data, max_drop=0.5)
     assert verdict.verdict == "failed"
     assert status(verdict, "accuracy drop") == "failed"
