@@ -224,7 +224,7 @@ def compute_bound(o: Observation, p: Policy) -> Finding | None:
     if not _device_binds(o, p) or memory_bound(o, p) is not None:
         return None
     alone = o.device_alone_ms or o.device_ms
-    why = f"the device alone needs {alone:.1f} ms of a batch's {o.batch_ms:.1f}"
+    why = f"the device alone takes {alone:.1f} ms a batch, the whole service {o.batch_ms:.1f}"
     if o.flop_s is not None and o.ceiling_share is not None:
         why += (
             f", at {o.flop_s / 1e12:.3g} TFLOP/s, {o.ceiling_share:.0%} of the {(o.ceiling_flop_s or 0) / 1e12:.3g} "
