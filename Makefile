@@ -3,7 +3,7 @@
 # make lint   ruff and mypy
 #
 # What is downloaded, once: about 460 MB for `make demo` where pip finds torch's CPU build, as it does on macOS and Windows (of it
-# 190 MB torch, 84 MB the demo's encoder, 3 MB its texts), and 320 MB more for `make test` (235 of it TensorRT for RTX). On Linux on x86-64, pip's default index
+# 190 MB torch, 84 MB the demo's encoder, 3 MB its texts), and 340 MB more for `make test` (235 of it TensorRT for RTX). On Linux on x86-64, pip's default index
 # holds torch's CUDA build, several GB with its libraries, which runs without a GPU as well. To get the CPU build there, give the
 # index of CPU wheels that PyTorch's installation page names: make demo TORCH_INDEX=<its address>. Any index or folder that pip
 # is already configured for (PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS) does too, since pip prefers 2.13.0+cpu to 2.13.0.
