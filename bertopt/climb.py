@@ -25,7 +25,7 @@ from bertopt.measure import kernels
 from bertopt.model import Checkpoint
 from bertopt.outputs import run_folder
 from bertopt.prepare import Climb, Prepared, as_before, check, prepare, sequence_length
-from bertopt.records import DataInfo, LadderRecord, LengthHistogram, Parity, PolicyPadding, RungRecord, load_ladder, save
+from bertopt.records import LadderRecord, LengthHistogram, Parity, PolicyPadding, RungRecord, load_ladder, save
 from bertopt.run import Missing, Opened, Progress, Runner, Settings, logits_of
 from bertopt.tokenization import Tokens
 from bertopt.workspace import load_array, save_arrays
@@ -261,15 +261,7 @@ def _record(
         bertopt_version=bertopt.__version__,
         environment=facts,
         model=ready.checkpoint.info(),
-        data=DataInfo(
-            name=ready.requests.name,
-            requests=len(ready.requests),
-            labelled=ready.requests.labels is not None,
-            pairs=ready.requests.pairs is not None,
-            fingerprint=ready.requests.fingerprint,
-            truncated_requests=ready.tokens.truncated,
-            notes=ready.requests.notes,
-        ),
+        data=ready.data_info(),
         batch_size=settings.batch_size,
         sequence_length=settings.sequence_length,
         device=settings.device,

@@ -17,7 +17,7 @@ from bertopt.calibration import SAMPLES
 from bertopt.errors import UsageError
 from bertopt.gate import text_hashes
 from bertopt.model import Checkpoint, open_checkpoint
-from bertopt.records import LadderRecord
+from bertopt.records import DataInfo, LadderRecord
 from bertopt.run import logits_of
 from bertopt.text import Requests, split
 from bertopt.text import read as read_requests
@@ -82,6 +82,18 @@ class Prepared:
     notes: list[str]
     everything: Requests  # `requests`, which are timed, and the rows of the file behind them, by which precision is judged
     calibrated: frozenset[str]  # hashes of the texts that INT8 may be calibrated with
+
+    def data_info(self) -> DataInfo:
+        """What a record says of the texts."""
+        return DataInfo(
+            name=self.requests.name,
+            requests=len(self.requests),
+            labelled=self.requests.labels is not None,
+            pairs=self.requests.pairs is not None,
+            fingerprint=self.requests.fingerprint,
+            truncated_requests=self.tokens.truncated,
+            notes=self.requests.notes,
+        )
 
 
 def check(wanted: Climb) -> None:

@@ -24,7 +24,7 @@ from bertopt.measuring import runner_of
 from bertopt.outputs import run_folder
 from bertopt.plan import Plan, open_plan
 from bertopt.prepare import Climb, Prepared, check, prepare, sequence_length
-from bertopt.records import DataInfo, save
+from bertopt.records import save
 from bertopt.records_diagnosis import Diagnosis, Finding, Observation, Prediction
 from bertopt.run import Missing, Opened, Progress
 from bertopt.runs import open_run
@@ -162,15 +162,7 @@ def _record(
         observation=seen,
         findings=found,
         model=ready.checkpoint.info(),
-        data=DataInfo(
-            name=ready.requests.name,
-            requests=len(ready.requests),
-            labelled=ready.requests.labels is not None,
-            pairs=ready.requests.pairs is not None,
-            fingerprint=ready.requests.fingerprint,
-            truncated_requests=ready.tokens.truncated,
-            notes=ready.requests.notes,
-        ),
+        data=ready.data_info(),
         pipeline={"rung": opened.rung.name, **ladder.as_stages(opened.pipeline)},
         seconds=seconds,
         peak_device_mib=opened.session.peak_device_mib(),
