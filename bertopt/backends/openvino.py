@@ -67,12 +67,7 @@ def _int8(workspace: Any) -> Artifact:
         emit(workspace.canonical(), path, "openvino", precision="int8", int8=Int8(calibration, attention=calibration.attention))
     placement = describe(path).placement
     assert placement is not None
-    info = {
-        "linears": placement.linears,
-        "int8_linears": placement.quantized_linears,
-        "weight_levels": placement.weight_levels,
-        "calibration": calibration.sha256,
-    }
+    info = placement.info(calibration.sha256)
     return Artifact(path, "int8", workspace.checkpoint.uses_type_ids, info, (*notes, *placement.lines()))
 
 

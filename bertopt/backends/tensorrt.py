@@ -110,12 +110,7 @@ def _placed(plan: Plan) -> dict[str, Any]:
 
     placement = describe(plan.path.with_name(f"{plan.path.name}.onnx")).placement
     assert placement is not None
-    return {
-        "linears": placement.linears,
-        "int8_linears": placement.quantized_linears,
-        "weight_levels": placement.weight_levels,
-        "calibration": plan.manifest.calibration_sha256,
-    }
+    return placement.info(plan.manifest.calibration_sha256)
 
 
 def open(artifact: Artifact, options: Options) -> TensorRtSession:

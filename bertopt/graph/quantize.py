@@ -47,6 +47,15 @@ class Placement:
         bits = "" if self.weight_levels == LEVELS else f", weights within +/-{self.weight_levels}"
         return [f"{self.quantized_linears} of {self.linears} Linears{more} in INT8{bits}{kept}"]
 
+    def info(self, calibration: str | None) -> dict[str, Any]:
+        """What a back end's artifact says of its INT8; `calibration` is its SHA-256."""
+        return {
+            "linears": self.linears,
+            "int8_linears": self.quantized_linears,
+            "weight_levels": self.weight_levels,
+            "calibration": calibration,
+        }
+
 
 def quantize(
     model: onnx.ModelProto,
