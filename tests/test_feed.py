@@ -11,6 +11,7 @@ import pytest
 
 from bertopt import feed
 from bertopt.errors import WorkerError
+from bertopt.text import Requests
 from bertopt.tokenization import Tokens
 from tests.fakes import WordTokenizer, requests, threads_named
 
@@ -99,8 +100,25 @@ def test_no_more_chunks_than_the_depth_are_ahead():
 
 def test_every_process_has_started_when_the_pool_is_made():
     with feed.Workers(WordTokenizer(), 3, processes=True) as workers:
-        assert len(workers._pool._processes) == 3
+        assert len(workers.pool.pids) == 3
         assert sum(len(chunk.tokens) for chunk in workers.ahead(requests(40), rows=7)) == 40
+
+
+def test_texts_that_no_pipe_holds_do_not_block():
+    asked = Requests([f"word{n} " * 30_000 for n in range(12)], name="long")  # 2.5 MB to the one worker, and as much back
+    assert sum(len(c.tokens) for c in ahead(asked, WordTokenizer(), 1, rows=1, depth=12, processes=True)) == 12
+
+
+def test_a_pass_that_was_left_does_not_mix_into_the_next():
+    asked = requests(60)
+    with feed.Workers(WordTokenizer(0.2), 2, processes=True) as workers:
+        for taken in range(4):
+            chunks = workers.ahead(asked, rows=4, depth=6)
+            for _ in range(taken):
+                next(chunks)
+            chunks.close()
+        ours = ids_of(workers.ahead(asked, rows=8))
+    assert np.array_equal(ours, ids_of(feed.serial(asked, WordTokenizer(), 8)))
 
 
 def test_no_requests_are_no_chunks():
