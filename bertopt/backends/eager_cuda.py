@@ -19,7 +19,7 @@ class CudaEagerSession(CudaSession):
         self.precision = artifact.precision
         self.version = f"PyTorch {self.torch.__version__}, CUDA {self.torch.version.cuda}"
 
-    def run(self, inputs: dict[str, Any]) -> Any:
+    def run(self, inputs: Any) -> Any:
         # A process-wide switch, so it is set where it is needed: other sessions of this run may want the other.
         self.torch.set_float32_matmul_precision("high" if self.precision == "tf32" else "highest")
-        return self._module(**inputs).float()
+        return self._module(**dict(zip(self.names, inputs.unbind(0), strict=True))).float()

@@ -179,14 +179,10 @@ class PackedCudaSession(CudaSession):
         if budget > LARGEST_BUDGET:
             raise UsageError(f"a packed batch has at most {LARGEST_BUDGET} tokens, and this one is of {budget}")
         captured = self._captured.get(budget) or self._capture(budget)
-        arena = self._arena((size_of(LARGEST_BUDGET) + 1) // 2)  # of int64
-        host, device = (side.view(self.torch.int32)[: size_of(budget)] for side in (arena.host, arena.device))
+        slot = self._slot((size_of(LARGEST_BUDGET) + 1) // 2)  # of int64
+        host, device = (side.view(self.torch.int32)[: size_of(budget)] for side in (slot.host, slot.device))
         fill(host.numpy(), batch, self._options.pad_id)
-        with self.torch.cuda.stream(self._copy_in):
-            start = self._event(self._copy_in)
-            device.copy_(host, non_blocking=True)
-            end = self._event(self._copy_in)
-        return Staged(arena, {"captured": captured, "block": device, "batch": batch}, start, end, None, None)
+        return self._copy(slot, device, host, {"captured": captured, "block": device, "batch": batch})
 
     def run(self, inputs: dict[str, Any]) -> Any:
         captured, batch = inputs["captured"], inputs["batch"]
