@@ -215,17 +215,22 @@ def batches(chunks: Iterable[Tokens], policy: Policy, *, first_window: int | Non
         count += len(chunk)
         while count >= window:
             tokens = Tokens.concat(pending)
-            head, rest = np.arange(window), np.arange(window, count)
-            yield from _window(tokens.take(head) if len(rest) else tokens, start, policy)
-            pending, count, start = [tokens.take(rest)] if len(rest) else [], len(rest), start + window
+            yield from _window(tokens.slice(0, window), start, policy)
+            rest = tokens.slice(window, count)
+            pending, count, start = [rest] if len(rest) else [], len(rest), start + window
             window = min(2 * window, policy.window)
     if count:
         yield from _window(Tokens.concat(pending), start, policy)
 
 
 def _window(tokens: Tokens, start: int, policy: Policy) -> Iterator[Batch]:
-    for group in policy.group(tokens.lengths):
-        yield Batch(group.members + start, tokens.take(group.members), group.layout)
+    groups = policy.group(tokens.lengths)
+    ordered = tokens.take(np.concatenate([group.members for group in groups]))  # once a window, not once a batch
+    taken = 0
+    for group in groups:
+        rows = len(group.members)
+        yield Batch(group.members + start, ordered.slice(taken, taken + rows), group.layout)
+        taken += rows
 
 
 def choose_edges(

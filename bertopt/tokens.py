@@ -53,6 +53,17 @@ class Tokens:
             None if self.cut is None else self.cut[picked],
         )
 
+    def slice(self, start: int, stop: int) -> Tokens:
+        """The rows from `start` up to `stop`; views, but for the offsets."""
+        offsets = self.offsets[start : stop + 1]
+        ids = slice(offsets[0], offsets[-1])
+        return Tokens(
+            self.ids[ids],
+            offsets - offsets[0],
+            None if self.type_ids is None else self.type_ids[ids],
+            None if self.cut is None else self.cut[start:stop],
+        )
+
     @staticmethod
     def concat(parts: Sequence[Tokens]) -> Tokens:
         """The rows of all parts, one part after the other; no parts make no rows."""

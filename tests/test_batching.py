@@ -110,3 +110,12 @@ def test_edges_keep_to_a_multiple_but_for_the_last():
 
 def test_lengths_beyond_the_longest_are_taken_for_truncated():
     assert choose_edges(np.array([500, 3]), 64, max_edges=2) == (3, 64)
+
+
+@given(LENGTHS, st.data())
+def test_a_slice_of_tokens_is_what_taking_its_rows_gives(lengths, data):
+    tokens = Tokens(np.arange(sum(lengths), dtype=np.int32), np.append(0, np.cumsum(lengths)).astype(np.int64))
+    start = data.draw(st.integers(0, len(lengths)))
+    stop = data.draw(st.integers(start, len(lengths)))
+    ours, right = tokens.slice(start, stop), tokens.take(np.arange(start, stop))
+    assert np.array_equal(ours.ids, right.ids) and np.array_equal(ours.offsets, right.offsets)

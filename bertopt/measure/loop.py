@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertopt.backends.base import Pending, Session, Times
-from bertopt.batching import Batch, Policy, batches
+from bertopt.batching import Batch, Layout, Policy, batches
 from bertopt.errors import BertoptError
 from bertopt.feed import Chunk
 from bertopt.tokenization import Tokens
@@ -48,10 +48,7 @@ class Pass:
     batches: list[BatchTimes] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)  # their tokens are dropped
     waited_for_chunks_s: float = 0.0
-    real_tokens: int = 0
-    computed_tokens: int = 0
-    real_pairs: int = 0
-    computed_pairs: int = 0
+    work: list[tuple[NDArray[np.int64], Layout]] = field(default_factory=list)  # lengths and layout of each batch
     failures: list[str] = field(default_factory=list)
 
     @property
@@ -63,12 +60,21 @@ class Pass:
     def throughput_seq_s(self) -> float:
         return self.rows / self.seconds
 
-    def count(self, batch: Batch) -> None:
-        lengths = batch.tokens.lengths
-        self.real_tokens += batch.real_tokens
-        self.computed_tokens += batch.computed_tokens
-        self.real_pairs += int((lengths**2).sum())
-        self.computed_pairs += batch.layout.computed_pairs(lengths)
+    @property
+    def real_tokens(self) -> int:
+        return sum(int(lengths.sum()) for lengths, _ in self.work)
+
+    @property
+    def computed_tokens(self) -> int:
+        return sum(layout.computed_tokens for _, layout in self.work)
+
+    @property
+    def real_pairs(self) -> int:
+        return sum(int((lengths**2).sum()) for lengths, _ in self.work)
+
+    @property
+    def computed_pairs(self) -> int:
+        return sum(layout.computed_pairs(lengths) for lengths, layout in self.work)
 
 
 class Answers:
@@ -122,7 +128,7 @@ def run_pass(
             return
         arrived = clock()
         done.answers.put(batch, logits)
-        done.count(batch)
+        done.work.append((batch.tokens.lengths, batch.layout))
         done.batches.append(BatchTimes(batch.rows, *before, waited, arrived, clock(), pending.times))
 
     done.started_s = clock()
