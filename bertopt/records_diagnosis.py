@@ -32,6 +32,7 @@ class Observation:
     batches: int = 0
     batch_ms: float | None = None  # wall time over batches: what all the rest has to explain
     repeats_ms: list[float] = field(default_factory=list)
+    repeats_phases_ms: list[dict[str, float]] = field(default_factory=list)  # of each repeat, by the names of fields below
 
     # How it was set up
     workers: int | None = None  # tokenizing ahead of compute; None: the loop tokenizes
@@ -68,7 +69,7 @@ class Observation:
     # Of the device
     synchronizations: float | None = None  # per batch, while launching: the host waited for the device
     launch_wait_ms: float | None = None  # time of a launch that went by so
-    kernel_busy: float | None = None
+    kernel_busy: float | None = None  # share of the time of batches that lie ready, or of a training step
     kernels: float | None = None  # per batch
     span: float | None = None
     flops: float | None = None  # of a batch, padding included

@@ -10,7 +10,7 @@ from bertopt import engines
 from bertopt.cli import run
 from bertopt.diagnose import card, live
 from bertopt.errors import UsageError
-from bertopt.measure import activity, ceilings
+from bertopt.measure import activity, ceilings, kernels
 from bertopt.prepare import Climb
 from bertopt.records import from_json
 from bertopt.records_diagnosis import Diagnosis, Finding
@@ -146,41 +146,70 @@ def test_a_card_shows_power_energy_and_what_was_not_read():
     assert "memory not read: Not Supported" in shown
 
 
-def test_what_the_profiler_saw_is_counted_per_batch(monkeypatch):
-    """Two batches: three kernels of which two overlap, one wait inside a launch and one outside it."""
+def event(name, start, end, device="DeviceType.CPU"):
+    return types.SimpleNamespace(name=name, time_range=types.SimpleNamespace(start=start, end=end), device_type=device)
+
+
+CUDA = "DeviceType.CUDA"
+# Two batches: three kernels of which two overlap, one wait inside a launch and one outside it
+SEEN = [
+    event("bertopt.launch", 0, 100),
+    event("bertopt.launch", 200, 300),
+    event("cudaStreamSynchronize", 50, 90),
+    event("cudaStreamSynchronize", 120, 190),
+    event("gemm", 10, 60, CUDA),
+    event("gelu", 50, 80, CUDA),
+    event("gemm", 210, 240, CUDA),
+    event("Memcpy HtoD", 0, 500, CUDA),
+    event("bertopt.launch", 0, 100, CUDA),
+]
+
+
+@pytest.fixture
+def profiled(monkeypatch):
+    """Make the profiler see these events, in microseconds."""
     import torch
 
-    def event(name, start, end, device="DeviceType.CPU"):
-        return types.SimpleNamespace(name=name, time_range=types.SimpleNamespace(start=start, end=end), device_type=device)
+    def see(events):
+        class Profile:
+            def __init__(self, **settings): ...
 
-    cuda = "DeviceType.CUDA"
-    seen = [
-        event("bertopt.launch", 0, 100),
-        event("bertopt.launch", 200, 300),
-        event("cudaStreamSynchronize", 50, 90),
-        event("cudaStreamSynchronize", 120, 190),
-        event("gemm", 10, 60, cuda),
-        event("gelu", 50, 80, cuda),
-        event("gemm", 210, 240, cuda),
-        event("Memcpy HtoD", 0, 500, cuda),
-        event("bertopt.launch", 0, 100, cuda),
-    ]
+            def __enter__(self):
+                return self
 
-    class Profile:
-        def __init__(self, **settings): ...
+            def __exit__(self, *exc): ...
 
-        def __enter__(self):
-            return self
+            def events(self):
+                return events
 
-        def __exit__(self, *exc): ...
+        monkeypatch.setattr(torch.profiler, "profile", Profile)
 
-        def events(self):
-            return seen
+    return see
 
-    monkeypatch.setattr(torch.profiler, "profile", Profile)
+
+def test_what_the_profiler_saw_is_counted_per_batch(profiled):
+    profiled(SEEN)
     session = types.SimpleNamespace(stage=lambda b: b, launch=lambda s: types.SimpleNamespace(result=lambda: None))
     found = activity.activity(session, ["a", "b"])
     assert found.kernels == 1.5
     assert found.kernel_ms == pytest.approx(0.05)  # 70 and 30 us over two batches
     assert found.synchronizations == 0.5
     assert found.wait_ms == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize(("wall_ms", "busy"), [(0.5, 0.2), (0.1, 1.0), (0.05, 1.0)])
+def test_kernel_busy_is_the_kernels_time_over_the_wall_time_of_the_same_batches(profiled, monkeypatch, wall_ms, busy):
+    """100 us of kernels in two batches; the 230 us from first to last kernel are the profiler's, which slows launching."""
+    profiled(SEEN)
+    walls = iter([9.0, 3e-3, wall_ms / 1e3, 5e-3])  # the profiled replay, and three without it
+    monkeypatch.setattr(kernels, "replay", lambda *_: next(walls))
+    monkeypatch.setattr(activity, "replay", lambda *_: next(walls))
+    share, number = kernels.profile(types.SimpleNamespace(), ["a", "b"], 2)
+    assert share == pytest.approx(busy)
+    assert number == 1
+
+
+def test_a_profiler_that_saw_no_kernels_says_nothing_of_how_busy_they_were(profiled, monkeypatch):
+    profiled([e for e in SEEN if e.device_type != CUDA or e.name.startswith(("Mem", "bertopt."))])
+    monkeypatch.setattr(kernels, "replay", lambda *_: 1.0)
+    assert kernels.profile(types.SimpleNamespace(), ["a", "b"], 2) == (None, 0)

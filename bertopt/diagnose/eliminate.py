@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from statistics import median, median_low
 from typing import Any
 
@@ -14,9 +14,10 @@ from bertopt import feed
 from bertopt.batching import Batch, Bucketed, Dynamic, Fixed, Padded, batches, waste
 from bertopt.errors import Inconclusive
 from bertopt.measure import arithmetic, ceilings, summary
-from bertopt.measure.activity import activity
+from bertopt.measure.activity import activity, busy_share
 from bertopt.measure.cores import usable_cores
 from bertopt.measure.loop import Pass, replay
+from bertopt.measure.summary import Repeat
 from bertopt.model import Checkpoint
 from bertopt.records_diagnosis import Growth, Observation
 from bertopt.run import Opened, Runner, warm_up
@@ -50,7 +51,6 @@ def observe(runner: Runner, opened: Opened, checkpoint: Checkpoint, repeats: int
 def _passes(runner: Runner, opened: Opened) -> Observation:
     """What the timed passes say."""
     done, last, settings = opened.repeats, opened.repeats[-1].done, runner.settings
-    times = summary.phases(done)
     per_batch = [1e3 * r.done.seconds / len(r.done.batches) for r in done]
     batch_ms = median_low(per_batch)
     middle = done[per_batch.index(batch_ms)].done  # its phases add up to the time that is shown
@@ -63,6 +63,7 @@ def _passes(runner: Runner, opened: Opened) -> Observation:
         batches=sum(len(r.done.batches) for r in done),
         batch_ms=batch_ms,
         repeats_ms=per_batch,
+        repeats_phases_ms=[_phases([r], rows) for r in done],
         workers=opened.workers,
         in_flight=opened.in_flight,
         cores=usable_cores(),
@@ -73,16 +74,8 @@ def _passes(runner: Runner, opened: Opened) -> Observation:
         precision=opened.session.precision,
         window=opened.policy.window,
         requests=last.rows,
-        tokenize_ms=times.tokenize_ms,
-        collate_ms=times.collate_ms,
-        copy_in_ms=times.copy_in_ms,
-        launch_ms=times.launch_ms,
-        device_ms=times.device_ms,
-        copy_out_ms=times.copy_out_ms,
-        postprocess_ms=times.postprocess_ms,
+        **_phases(done, rows),
         loop_ms=loop_phases(middle),
-        device_alone_ms=1e3 * rows / median(r.device_ceiling_seq_s for r in done),
-        tokenize_alone_ms=1e3 * rows / median(r.tokenizer_ceiling_seq_s for r in done),
         span=median(summary.span_utilization(r.done) for r in done),
         tokens=last.real_tokens / len(last.batches),
         padding_fraction=1.0 - last.real_tokens / last.computed_tokens,
@@ -91,6 +84,16 @@ def _passes(runner: Runner, opened: Opened) -> Observation:
         probe_cost_fraction=gpu.cost_s / max(last.seconds, 1e-9) + READS * _clock_s() * len(last.batches) / last.seconds,
         missing=missing | ({} if settings.device == "cuda" else {"card": "a CPU has no counters of power and clocks"}),
     )
+
+
+def _phases(repeats: list[Repeat], rows: float) -> dict[str, float]:
+    """Milliseconds a batch of `rows` by phase, inside the loop and alone, by the names of an observation's fields."""
+    known = {name: ms for name, ms in asdict(summary.phases(repeats)).items() if ms is not None}
+    ceilings_seq_s = {
+        "device_alone_ms": median(r.device_ceiling_seq_s for r in repeats),
+        "tokenize_alone_ms": median(r.tokenizer_ceiling_seq_s for r in repeats),
+    }
+    return known | {name: 1e3 * rows / speed for name, speed in ceilings_seq_s.items()}
 
 
 def _pinned(opened: Opened) -> bool:
@@ -190,9 +193,8 @@ def _ceilings(device: str, precision: str) -> dict[str, Any]:
 def _activity(opened: Opened, seen: Observation) -> dict[str, Any]:
     some = opened.batches[:: max(1, len(opened.batches) // FEW)][:FEW]
     ran = activity(opened.session, some)
-    spent_ms = 1e3 * min(replay(opened.session, some, opened.in_flight) for _ in range(3)) / len(some)
     return {
-        "kernel_busy": None if ran.kernel_ms is None else min(1.0, ran.kernel_ms / spent_ms),
+        "kernel_busy": None if ran.kernel_ms is None else busy_share(ran.kernel_ms, opened.session, some, opened.in_flight),
         "kernels": ran.kernels,
         "synchronizations": ran.synchronizations,
         "launch_wait_ms": min(ran.wait_ms, seen.launch_ms or 0.0),

@@ -7,7 +7,7 @@ gives back comes from `whatif`, so that all findings are ranked by one measure.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bertopt.diagnose.policy import Policy
@@ -118,12 +118,18 @@ def sync_stalled(o: Observation, p: Policy) -> Finding | None:
 
 
 def launch_bound(o: Observation, p: Policy) -> Finding | None:
-    if o.kernel_busy is None or o.device_ms is None or o.kernel_busy > p.kernels_idle * (1.0 if o.span is None else o.span):
+    """Kernels that run in little of the time in which the device is given batches."""
+    if o.kernel_busy is None or o.device_ms is None or not o.batch_ms:
         return None
-    span = "" if o.span is None else f" while batches span {o.span:.0%} of it"
-    many = "" if o.kernels is None else f"; {o.kernels:.0f} kernels a batch, {1e3 * o.device_ms / o.kernels:.0f} us each"
-    why = f"kernels run in {o.kernel_busy:.0%} of the time{span}{many}"
-    return _fault(o, "LAUNCH-BOUND", why, p.worth, device_ms=o.device_ms * o.kernel_busy, launch_ms=0.0)
+    # Of a training loop's step the wait for its input is a part, and launching is not to blame for it
+    busy = min(1.0, o.kernel_busy * o.batch_ms / o.device_ms) if o.training and o.device_ms else o.kernel_busy
+    if busy > p.kernels_idle:
+        return None
+    where = "the device's part of a step" if o.training else "the time of batches that lie ready"
+    span = "" if o.span is None else f", and batches span {o.span:.0%} of a pass"
+    many = "" if not o.kernels else f"; {o.kernels:.0f} kernels a batch, {1e3 * o.device_ms / o.kernels:.0f} us each"
+    why = f"kernels run in {busy:.0%} of {where}{span}{many}"
+    return _fault(o, "LAUNCH-BOUND", why, p.worth, device_ms=o.device_ms * busy, launch_ms=0.0)
 
 
 def underfilled(o: Observation, p: Policy) -> Finding | None:
@@ -292,25 +298,61 @@ def findings(o: Observation, policy: Policy | None = None) -> list[Finding]:
     doubt = _doubt(o, p)
     if doubt is not None:
         return [Finding("INCONCLUSIVE", doubt, state=True)]
+    found = _spoken(o, p)
+    if found and spread(o) > p.spread:
+        return _despite_noise(found, o, p)
+    return found or [Finding("INCONCLUSIVE", _nothing(o), state=True)]
+
+
+def spread(o: Observation) -> float:
+    """By how much the slowest repeat takes longer than the fastest, as a share; 0 where there is one or none."""
+    return max(o.repeats_ms) / min(o.repeats_ms) - 1 if len(o.repeats_ms) > 1 and min(o.repeats_ms) > 0 else 0.0
+
+
+def _spoken(o: Observation, p: Policy) -> list[Finding]:
+    """What the rules say, in order; repeats are not looked at."""
     spoken = [finding for rule in RULES if (finding := rule.look(o, p)) is not None]
     faults = sorted((f for f in spoken if not f.state), key=lambda f: -(f.gives_back_ms or 0.0))
-    states = [f for f in spoken if f.state]
-    return [*faults, *states] or [Finding("INCONCLUSIVE", _nothing(o), state=True)]
+    return [*faults, *(f for f in spoken if f.state)]
 
 
 def _doubt(o: Observation, p: Policy) -> str | None:
-    """Why no verdict should be given; None where one may."""
-    if o.batch_ms is None:
+    """Why there is too little to look at; None where there is enough."""
+    if not o.batch_ms:
         return "no batch was timed"
     if o.batches < p.few_batches:
         return f"{o.batches} batches were timed, too few for their mean to say anything: at least {p.few_batches} (--limit)"
-    if len(o.repeats_ms) > 1:
-        low, high = min(o.repeats_ms), max(o.repeats_ms)
-        if high / low - 1 > p.spread:
-            return (
-                f"the repeats lie {high / low - 1:.0%} apart, {low:.1f} to {high:.1f} ms a batch: a quieter machine would tell"
-            )
     return None
+
+
+def _despite_noise(found: list[Finding], o: Observation, p: Policy) -> list[Finding]:
+    """What repeats that lie far apart leave standing of `found`.
+
+    That is what each repeat says by itself, and of faults those whose mending brings more than the repeats differ by. Nothing
+    stands where the first finding does not, or where the repeats put different ones first.
+    """
+    apart, first = spread(o), found[0]
+    each = [_spoken(seen, p) for seen in _repeats(o)]
+    firsts = list(dict.fromkeys(said[0].verdict if said else "nothing" for said in each))
+    doubt = f"the repeats lie {apart:.0%} apart, {min(o.repeats_ms):.1f} to {max(o.repeats_ms):.1f} ms a batch"
+    if firsts != [first.verdict]:
+        why = f"{doubt}, and what comes first differs between them ({', '.join(firsts)}): a quieter machine would tell"
+        return [Finding("INCONCLUSIVE", why, state=True)]
+
+    def beyond(finding: Finding) -> bool:
+        return finding.state or (o.batch_ms or 0.0) > (1 + apart) * (finding.predicted_batch_ms or 0.0)
+
+    if not beyond(first):
+        gain = (first.gives_back_ms or 0.0) / (first.predicted_batch_ms or 1.0)
+        why = f"{doubt}, and mending {first.verdict} would bring {gain:.0%}: a quieter machine would tell"
+        return [Finding("INCONCLUSIVE", why, state=True)]
+    return [f for f in found if beyond(f) and all(f.verdict in {g.verdict for g in said} for said in each)]
+
+
+def _repeats(o: Observation) -> list[Observation]:
+    """Each repeat as an observation of its own, with its own phases where they were kept."""
+    phases = o.repeats_phases_ms if len(o.repeats_phases_ms) == len(o.repeats_ms) else [{} for _ in o.repeats_ms]
+    return [replace(o, batch_ms=ms, **own) for ms, own in zip(o.repeats_ms, phases, strict=True)]
 
 
 def _nothing(o: Observation) -> str:

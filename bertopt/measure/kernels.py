@@ -9,25 +9,24 @@ from typing import Any
 from bertopt.backends.base import Session
 from bertopt.batching import Batch
 from bertopt.files import replacing, write_text
+from bertopt.measure.activity import busy_share, kernel_time
 from bertopt.measure.loop import Pass, replay
-from bertopt.measure.statistics import union_seconds
 
 
 def profile(session: Session, some: list[Batch], in_flight: int, trace: Path | None = None) -> tuple[float | None, int]:
-    """(share of the span from first to last kernel in which one ran, kernels a batch); None where the profiler saw none."""
+    """(share of the wall time of `some` in which a kernel ran, kernels a batch); None where the profiler saw none."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as torch_profile
 
     with torch_profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], acc_events=True) as profiler:
         replay(session, some, in_flight)
-    kernels = [e for e in profiler.events() if str(e.device_type).endswith("CUDA") and not e.name.startswith("Mem")]
+    ran_ms, kernels = kernel_time(profiler.events())
     if trace is not None:
         with replacing(trace) as temporary:
             profiler.export_chrome_trace(str(temporary))
     if not kernels:
         return None, 0
-    starts, ends = [k.time_range.start for k in kernels], [k.time_range.end for k in kernels]
-    return union_seconds(starts, ends) / (max(ends) - min(starts)), len(kernels) // len(some)
+    return busy_share(ran_ms / len(some), session, some, in_flight), kernels // len(some)
 
 
 def write_trace(done: Pass, path: Path, batches: int = 8) -> None:
