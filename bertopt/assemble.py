@@ -13,9 +13,11 @@ from bertopt.batching import Bucketed
 from bertopt.graph import parity
 from bertopt.judging import GATED, Judged
 from bertopt.measure import summary
+from bertopt.measure.gpu import GpuProbe
 from bertopt.measure.loop import Pass
 from bertopt.measure.statistics import compare, wilson
 from bertopt.records import Interval, RungRecord
+from bertopt.records_card import CardReading
 from bertopt.run import Missing, Opened
 
 
@@ -103,6 +105,7 @@ def measured_record(
         utilization_nvidia_smi=summary.middle([r.gpu.nvidia_smi for r in repeats]),
         utilization_cores_busy=summary.middle([r.process.cores_busy for r in repeats]),
         probe_cost_fraction=median(probe),
+        card=card_reading(repeats[-1].gpu),
         peak_process_mib=summary.middle([r.process.peak_mib for r in repeats]),
         peak_device_mib=opened.session.peak_device_mib(),
         parity=opened.parity,
@@ -114,6 +117,12 @@ def measured_record(
         timeline=summary.timeline(last),
         notes=notes + [f"{len(worst.failures)} batches failed, the first with: {text}" for text in worst.failures[:1]],
     )
+
+
+def card_reading(probe: GpuProbe) -> CardReading | None:
+    """What the card said of the last repeat; None where there is no card to ask."""
+    reading = probe.reading()
+    return reading if reading.samples or reading.reasons else None
 
 
 def broken_answers(opened: Opened) -> str | None:

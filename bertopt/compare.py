@@ -14,6 +14,7 @@ from bertopt.errors import UsageError
 from bertopt.measure.statistics import compare as compare_repeats
 from bertopt.outputs import run_folder
 from bertopt.records import DataInfo, LadderRecord, ModelInfo, RungRecord, save
+from bertopt.records_card import CardReading
 from bertopt.records_compare import Comparison, Difference, Side
 from bertopt.records_diagnosis import Diagnosis
 from bertopt.records_sweep import Point, Sweep
@@ -117,6 +118,8 @@ def _of_ladder(path: Path, record: LadderRecord, rung: str | None) -> Side:
         },
         padding_fraction=found.padding_fraction,
         peak_mib=found.peak_device_mib or found.peak_process_mib,
+        power_w=found.card.power_w if found.card else None,
+        energy_j_per_1000=_energy(found.card, found.throughput_seq_s),
         verdict=f"bound by {record.verdict.bound_by}" if record.verdict and found.name == record.best else None,
     )
 
@@ -157,7 +160,7 @@ def _of_diagnosis(path: Path, record: Diagnosis) -> Side:
         padding_fraction=seen.padding_fraction,
         peak_mib=record.peak_device_mib,
         power_w=card.power_w if card else None,
-        energy_j_per_1000=1000 * card.power_w / speed if card and card.power_w else None,
+        energy_j_per_1000=_energy(card, speed),
         verdict=record.first.verdict,
     )
 
@@ -184,6 +187,11 @@ def _of_sweep(path: Path, record: Sweep) -> Side:
         power_w=point.card.power_w if point.card else None,
         energy_j_per_1000=point.energy_j_per_1000,
     )
+
+
+def _energy(card: CardReading | None, speed: float) -> float | None:
+    """Joules for 1,000 sequences at `speed` sequences a second."""
+    return 1000 * card.power_w / speed if card and card.power_w else None
 
 
 def _phases(of: Any) -> dict[str, float]:
@@ -273,9 +281,7 @@ def rows(record: Comparison) -> list[tuple[str, list[str]]]:
 
 
 def _ends(side: Side) -> str:
-    if not side.repeats_seq_s:
-        return "–"
-    return f"{min(side.repeats_seq_s):,.1f} to {max(side.repeats_seq_s):,.1f}"
+    return "–" if side.ends_seq_s is None else "{:,.1f} to {:,.1f}".format(*side.ends_seq_s)
 
 
 def _verdict(side: Side) -> str:

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from bertopt.errors import UsageError
 from bertopt.files import write_text
+from bertopt.records_card import CardReading
 
 SCHEMA_VERSION = 1
 
@@ -150,6 +151,7 @@ class RungRecord:
     utilization_nvidia_smi: float | None = None
     utilization_cores_busy: float | None = None
     probe_cost_fraction: float | None = None
+    card: CardReading | None = None  # of the last repeat; None on a CPU, and in what was written before it was kept
     peak_process_mib: float | None = None
     peak_device_mib: float | None = None
 

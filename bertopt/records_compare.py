@@ -33,6 +33,15 @@ class Side:
     against_first: str | None = None  # "faster", "slower", "no difference", or why nobody can tell
     ratio_to_first: float | None = None
 
+    @property
+    def ends_seq_s(self) -> tuple[float, float] | None:
+        """Slowest and fastest repeat, never without the figure itself between them; None where repeats were not kept.
+
+        An earlier version's training record has a mean that ended after its last step, and so may lie beyond its blocks.
+        """
+        known = [*self.repeats_seq_s, *([self.throughput_seq_s] if self.throughput_seq_s is not None else [])]
+        return (min(known), max(known)) if self.repeats_seq_s else None
+
 
 @dataclass(frozen=True)
 class Difference:

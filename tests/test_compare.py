@@ -3,12 +3,15 @@
 import dataclasses
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bertopt import compare
 from bertopt.cli import run
 from bertopt.errors import UsageError
 from bertopt.records import from_json, save
-from bertopt.records_compare import Comparison
+from bertopt.records_card import CardReading
+from bertopt.records_compare import Comparison, Side
 from bertopt.records_diagnosis import Diagnosis, Finding
 from bertopt.report import compare as report
 from tests.made_up import made_up_ladder, made_up_rung
@@ -112,6 +115,31 @@ def test_training_loops_compare_by_their_steps_phases_and_power(runs):
     assert found.sides[0].phases_ms == {"forward": 4.0, "backward": 6.0}
     assert found.sides[0].power_w == 500
     assert found.sides[0].work["model"] == "bert-large"
+
+
+def test_the_range_beside_a_figure_holds_it_also_in_a_record_whose_mean_ended_after_its_last_step(runs):
+    """As an earlier version wrote it: 430 seq/s, with blocks from 434 to 435."""
+    late = dataclasses.replace(TRAINING, rows=64, batch_ms=148.73, repeats_ms=[147.19, 147.14, 147.32, 147.23, 147.07])
+    found = compare.compare(runs(diagnosis(late), diagnosis(late), name="diagnosis.json"))
+    table = dict(compare.rows(found))
+    assert table["throughput, seq/s"][0] == "430.3"
+    assert table["slowest to fastest repeat"][0] == "430.3 to 435.2"
+
+
+def test_a_ladders_rung_is_compared_by_its_power_too(runs):
+    card = CardReading(1.0, 10, power_w=500.0)
+    rung = made_up_rung("only", 100.0, None, card=card)
+    first, second = compare.compare(runs(made_up_ladder(rungs=[rung], best="only"), with_speed(100.0))).sides
+    assert (first.power_w, first.energy_j_per_1000) == (500.0, 5000.0)
+    assert (second.power_w, second.energy_j_per_1000) == (None, None)
+
+
+@given(st.lists(st.floats(1.0, 1e6), min_size=1), st.floats(1.0, 1e6))
+def test_the_range_beside_a_figure_always_holds_it(repeats, figure):
+    side = Side("run", "what", "now", "cpu", {}, {}, figure, repeats)
+    low, high = side.ends_seq_s
+    assert low <= figure <= high
+    assert dataclasses.replace(side, repeats_seq_s=[]).ends_seq_s is None
 
 
 def test_a_service_and_a_training_loop_are_not_alike(runs, tmp_path):

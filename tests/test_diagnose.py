@@ -1,10 +1,19 @@
 """The ladder's verdict: which finding speaks on which record, in a ladder's words."""
 
 import dataclasses
+import json
+import sys
+import time
+
+import pytest
 
 from bertopt import diagnose
-from bertopt.records import RungRecord
-from tests.made_up import made_up_rung
+from bertopt.assemble import card_reading
+from bertopt.measure import gpu
+from bertopt.records import LadderRecord, RungRecord, from_json, to_json
+from bertopt.records_card import CardReading
+from tests.made_up import made_up_ladder, made_up_rung
+from tests.simulated_nvml import SimulatedNvml
 
 NOTHING = RungRecord("bare", "", None, "measured", throughput_seq_s=100.0)
 
@@ -93,6 +102,54 @@ def test_a_device_that_is_busy_and_slower_than_alone_shares_what_it_computes_wit
     found = verdict(rung(device_ceiling_seq_s=140.0, utilization_span=0.95))
     assert found.bound_by == "other work on the processor's cores"
     assert "95%" in found.why
+
+
+THROTTLED = CardReading(
+    2.0, 20, power_w=699.0, power_limit_w=700.0, sm_clock_mhz=1400.0, max_sm_clock_mhz=1980.0, throttled={"power cap": 0.8}
+)
+
+
+@pytest.mark.parametrize(
+    ("card", "bound_by"),
+    [
+        (THROTTLED, "the card's power or temperature"),
+        (dataclasses.replace(THROTTLED, throttled={}), "the GPU's arithmetic"),
+        (dataclasses.replace(THROTTLED, throttled={"power cap": 0.1}), "the GPU's arithmetic"),
+        (dataclasses.replace(THROTTLED, sm_clock_mhz=1960.0), "the GPU's arithmetic"),
+        (dataclasses.replace(THROTTLED, sm_clock_mhz=None), "the GPU's arithmetic"),
+        (CardReading(2.0, reasons=["power not read: Not Supported"]), "the GPU's arithmetic"),
+        (None, "the GPU's arithmetic"),
+    ],
+)
+def test_a_card_whose_clocks_were_held_back_is_limited_by_its_power(card, bound_by):
+    found = verdict(rung(card=card), device="cuda")
+    assert found.bound_by == bound_by
+    if card is THROTTLED:
+        assert "power cap held the clocks back in 80% of 20 samples: 1400 of 1980 MHz, at 699 W of 700" in found.why
+
+
+def test_a_ladder_that_was_written_before_cards_were_kept_still_opens():
+    ladder = made_up_ladder(rungs=[rung(card=THROTTLED)])
+    assert from_json(LadderRecord, to_json(ladder)) == ladder
+    old = json.loads(to_json(ladder))
+    del old["rungs"][0]["card"]
+    assert from_json(LadderRecord, json.dumps(old)).rungs[0].card is None
+
+
+def test_the_record_of_a_rung_keeps_what_its_last_repeat_read(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", SimulatedNvml(throttle_bits=0x4))
+    monkeypatch.setattr(gpu, "POLL_SECONDS", 0.001)
+    with gpu.GpuProbe("cuda") as probe:
+        time.sleep(0.05)
+    kept = card_reading(probe)
+    assert (kept.sm_clock_mhz, kept.max_sm_clock_mhz, kept.throttled) == (1500, 1980, {"power cap": 1.0})
+    with gpu.GpuProbe("cpu") as nothing:
+        pass
+    assert card_reading(nothing) is None
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with gpu.GpuProbe("cuda") as blind:
+        pass
+    assert "nvidia-ml-py" in card_reading(blind).reasons[0]
 
 
 def test_what_was_not_measured_concludes_nothing():

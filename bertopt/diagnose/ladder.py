@@ -60,6 +60,7 @@ def observe(rung: RungRecord, device: str) -> Observation:
         tokenize_alone_ms=interval(rung.tokenizer_ceiling_seq_s),
         kernel_busy=rung.utilization_kernel_busy,
         span=rung.utilization_span,
+        card=rung.card,
         padding_fraction=rung.padding_fraction,
         attention_waste_fraction=rung.attention_waste_fraction,
         probe_cost_fraction=rung.probe_cost_fraction,
@@ -102,7 +103,7 @@ def _next(found: Finding, o: Observation, rungs: list[RungRecord]) -> str:
         return f"CUDA graphs or fewer kernels: {untried or 'a built plan (--rungs fp16), a larger --bs'}"
     if found.verdict == "CORES-CONTENDED":
         return "the same on a quiet machine, or with fewer --workers"
-    if found.verdict in ("COMPUTE-BOUND", "MEMORY-BOUND"):
+    if found.verdict in ("COMPUTE-BOUND", "MEMORY-BOUND", "POWER-LIMITED"):
         return untried or "a smaller model, or more of these machines"
     if found.verdict == "INCONCLUSIVE":
         return "more requests (--limit) on a quiet machine, or bertopt diagnose on the same model and texts"

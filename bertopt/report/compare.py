@@ -47,21 +47,19 @@ def write_report(record: Comparison, path: os.PathLike[str] | str) -> None:
 
 def _bars(record: Comparison) -> list[dict[str, Any]]:
     """Throughput on one scale from zero, with the ends of the repeats, in percent of the track."""
-    top = (
-        max([*(max(s.repeats_seq_s, default=0.0) for s in record.sides), *(s.throughput_seq_s or 0.0 for s in record.sides)])
-        or 1.0
-    )
+    ends = [s.ends_seq_s or (0.0, s.throughput_seq_s or 0.0) for s in record.sides]
+    top = max(high for _, high in ends) or 1.0
     fastest = max(s.throughput_seq_s or 0.0 for s in record.sides)
     return [
         {
             "side": s,
             "width": 100 * (s.throughput_seq_s or 0.0) / top,
-            "low": 100 * min(s.repeats_seq_s, default=0.0) / top,
-            "high": 100 * max(s.repeats_seq_s, default=0.0) / top,
+            "low": 100 * low / top,
+            "high": 100 * high / top,
             "spread": len(s.repeats_seq_s) > 1,
             "best": s.throughput_seq_s == fastest and s.against_first != "no difference",
         }
-        for s in record.sides
+        for s, (low, high) in zip(record.sides, ends, strict=True)
     ]
 
 
