@@ -23,12 +23,13 @@ from bertopt.measure.process import memory_left_mib, resident_mib
 from bertopt.measuring import runner_of
 from bertopt.outputs import run_folder
 from bertopt.prepare import Climb, Prepared, check, prepare, sequence_length
-from bertopt.records import DataInfo, save
+from bertopt.records import save
 from bertopt.records_sweep import Point, Series, Sweep
 from bertopt.run import Missing, Opened, Progress, Runner
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 RUNG = "prefetch"  # padded to --seq, so that a batch size is a shape
+BISECT = 4  # steps between the last batch that fits and the first that does not: of 128 and 256, to within 8 rows
 KNEE_GAIN = 0.1  # what a larger batch must bring to be worth its latency
 SHARE = 0.25  # of the requests that a ladder would take
 MEMORY_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad_alloc", "not enough memory")
@@ -43,6 +44,7 @@ class Wanted:
     lengths: tuple[int, ...] = ()  # none: the model's, or the ladder's default
     rungs: tuple[str, ...] = (RUNG,)
     knee_gain: float = KNEE_GAIN
+    bisect: int = BISECT
 
 
 @dataclass
@@ -54,6 +56,12 @@ class Walk:
     points: list[Point] = field(default_factory=list)
     stopped_at: int | None = None
     stopped: str | None = None
+    memory_ended: bool = False  # so that a smaller batch than `stopped_at` may fit
+
+    @property
+    def largest(self) -> int:
+        """Batch size that fits; 0 where none does."""
+        return max((p.batch_size for p in self.points), default=0)
 
 
 def sweep(wanted: Wanted, progress: Progress) -> tuple[Sweep, Path]:
@@ -64,6 +72,10 @@ def sweep(wanted: Wanted, progress: Progress) -> tuple[Sweep, Path]:
     check(wanted.climb)
     if min(wanted.batch_sizes) < 1 or min(wanted.lengths, default=1) < 1:
         raise UsageError("batch sizes and lengths are at least 1")
+    if wanted.bisect < 0:
+        raise UsageError(f"--bisect {wanted.bisect} is too small: 0 tries no batch size between")
+    if not wanted.knee_gain >= 0:
+        raise UsageError(f"--knee {wanted.knee_gain:g} is a share of speed: at least 0")
     known = {r.name: r for r in ladder.rungs_for(wanted.climb.device, wanted.rungs)}
     rungs = [known[name] for name in dict.fromkeys(wanted.rungs)]
     folder = wanted.climb.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-sweep-{Path(wanted.climb.model).name}"
@@ -87,7 +99,8 @@ def _sweep(wanted: Wanted, rungs: list[Rung], progress: Progress) -> Sweep:
         runner = runner_of(climb, ready, progress)
         try:
             for rung in rungs:
-                walks.append(_walk(runner, rung, sorted(set(wanted.batch_sizes)), sequence_length(ready.checkpoint, climb)))
+                sizes, tokens = sorted(set(wanted.batch_sizes)), sequence_length(ready.checkpoint, climb)
+                walks.append(_walk(runner, rung, sizes, tokens, wanted.bisect))
         finally:
             runner.close()
     assert ready is not None
@@ -98,14 +111,7 @@ def _sweep(wanted: Wanted, rungs: list[Rung], progress: Progress) -> Sweep:
         environment=environment(wanted.climb.device),
         device=wanted.climb.device,
         model=ready.checkpoint.info(),
-        data=DataInfo(
-            name=ready.requests.name,
-            requests=len(ready.requests),
-            labelled=ready.requests.labels is not None,
-            pairs=ready.requests.pairs is not None,
-            fingerprint=ready.requests.fingerprint,
-            truncated_requests=ready.tokens.truncated,
-        ),
+        data=ready.data_info(),
         repeats=wanted.climb.repeats,
         knee_gain=wanted.knee_gain,
         points=[p for walk in walks for p in walk.points],
@@ -127,32 +133,41 @@ def _ready(climb: Climb, largest: int) -> tuple[Prepared, list[str]]:
     return more, [f"{count} requests are repeated to {2 * largest}, so that the largest batch is full"]
 
 
-def _walk(runner: Runner, rung: Rung, batch_sizes: list[int], length: int) -> Walk:
-    """One pipeline from the smallest batch up, until one does not fit."""
-    walk = Walk(rung, length)
-    base = resident_mib()
+def _walk(runner: Runner, rung: Rung, batch_sizes: list[int], length: int, bisect: int) -> Walk:
+    """One pipeline from the smallest batch up until one does not fit, then `bisect` steps between it and the last that did."""
+    walk, base = Walk(rung, length), resident_mib()
     for size in batch_sizes:
-        runner.progress.stage(f"{rung.name}, {length} tokens, batch {size}")
-        room = _no_room(walk, size, base, runner.settings.device)
-        if room is not None:
-            walk.stopped_at, walk.stopped = size, room
-            return walk
+        if not _fits(runner, walk, size, base):
+            break
+    for _ in range(bisect):
+        if walk.stopped_at is None or not walk.memory_ended or walk.stopped_at - walk.largest < 2:
+            break
+        _fits(runner, walk, (walk.largest + walk.stopped_at) // 2, base)
+    return walk
+
+
+def _fits(runner: Runner, walk: Walk, size: int, base_mib: float) -> bool:
+    """Measure one batch size; False, with the reason kept, where it does not fit or fails."""
+    runner.progress.stage(f"{walk.rung.name}, {walk.length} tokens, batch {size}")
+    reason = _no_room(walk, size, base_mib, runner.settings.device)
+    if reason is None:
         runner.settings = replace(runner.settings, batch_size=size, window=max(runner.settings.window, size))
         runner.workspace.batch_size = size
-        opened = runner.open(rung, ladder.RUNGS, cast(Any, lambda of: None))
-        broken = f"{opened.reason}" if isinstance(opened, Missing) else _measure(runner, opened)
-        if broken is not None:
-            if isinstance(opened, Missing) and opened.status == "skipped":
+        opened = runner.open(walk.rung, ladder.RUNGS, cast(Any, lambda of: None))
+        if isinstance(opened, Missing):
+            if opened.status == "skipped":
                 remedy = f": {opened.remedy}" if opened.remedy else ""
-                raise UsageError(f"the {rung.name} pipeline cannot run here: {opened.reason}{remedy}")
-            walk.stopped_at, walk.stopped = size, broken
-            _empty(runner.settings.device)
-            if not out_of_memory(broken):
-                walk.stopped = f"failed: {broken}"
-            return walk
-        assert isinstance(opened, Opened)
-        walk.points.append(_point(opened, rung, length, size, runner.settings.device))
-    return walk
+                raise UsageError(f"the {walk.rung.name} pipeline cannot run here: {opened.reason}{remedy}")
+            reason = opened.reason
+        elif (reason := _measure(runner, opened)) is None:
+            walk.points.append(_point(opened, walk.rung, walk.length, size, runner.settings.device))
+            return True
+        del opened
+        runner.close()  # with buffers of that size; the next batch size opens the model again
+        _empty(runner.settings.device)
+    walk.memory_ended = out_of_memory(reason)
+    walk.stopped_at, walk.stopped = size, reason if walk.memory_ended else f"failed: {reason}"
+    return False
 
 
 def _measure(runner: Runner, opened: Opened) -> str | None:
@@ -177,7 +192,7 @@ def _no_room(walk: Walk, size: int, base_mib: float, device: str) -> str | None:
     left = memory_left_mib()
     if device != "cpu" or not walk.points or left is None:
         return None
-    last = walk.points[-1]
+    last = max(walk.points, key=lambda point: point.batch_size)
     grown = max(0.0, (last.peak_process_mib or 0.0) - base_mib) * size / last.batch_size
     taken = max(0.0, resident_mib() - base_mib)
     if grown - taken <= left:

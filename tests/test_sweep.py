@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from statistics import median
 
 import pytest
@@ -90,22 +91,87 @@ def test_a_real_sweep_on_the_cpu(tiny, data, tmp_path, capsys):
     assert "<svg" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_a_sweep_stops_cleanly_where_memory_ends(tiny, data, tmp_path, capsys, monkeypatch):
+def test_what_is_to_be_known_of_the_texts_is_in_the_record(tiny, tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_text("good\tfilm\n" * 8)
+    record = swept(tiny, file, tmp_path, "--bs", "4")
+    assert "every line of texts.txt holds a tab" in record.data.notes[0]
+
+
+def room_for(rows, monkeypatch, words="DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes."):
+    """A back end whose memory ends beyond `rows` rows of a batch."""
     from bertopt.backends.eager import EagerSession
 
     real = EagerSession.compute
 
     def compute(self, feeds):
-        if len(feeds["input_ids"]) > 4:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.")
+        if len(feeds["input_ids"]) > rows:
+            raise RuntimeError(words)
         return real(self, feeds)
 
     monkeypatch.setattr(EagerSession, "compute", compute)
-    assert run(arguments(tiny, data, tmp_path, "--bs", "2,4,8,16", "--rungs", "fast-tokenizer", "--limit", "32")) == 0
-    record = from_json(Sweep, (tmp_path / "run" / "sweep.json").read_text())
-    assert [p.batch_size for p in record.points] == [2, 4]
-    assert (record.series[0].largest, record.series[0].stopped_at) == (4, 8)
-    assert "largest batch that fits is 4: 8 does not" in capsys.readouterr().out
+
+
+def sizes_tried(progress):
+    return [int(size) for size in re.findall(r"batch (\d+)$", progress, re.MULTILINE)]
+
+
+def swept(tiny, data, tmp_path, *more):
+    assert run(arguments(tiny, data, tmp_path, "--rungs", "fast-tokenizer", "--limit", "32", *more)) == 0
+    return from_json(Sweep, (tmp_path / "run" / "sweep.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("rows", "tried", "largest", "stopped_at"),
+    [
+        (11, [12, 10, 11], 11, 12),
+        (8, [12, 10, 9], 8, 9),
+        (15, [12, 14, 15], 15, 16),
+    ],
+)
+def test_where_memory_ends_the_largest_batch_is_searched(
+    tiny, data, tmp_path, capsys, monkeypatch, rows, tried, largest, stopped_at
+):
+    room_for(rows, monkeypatch)
+    record = swept(tiny, data, tmp_path, "--bs", "2,4,8,16")
+    shown = capsys.readouterr()
+    assert sizes_tried(shown.err) == [2, 4, 8, 16, *tried]
+    series = record.series[0]
+    assert (series.largest, series.stopped_at) == (largest, stopped_at)
+    assert "can't allocate memory" in series.stopped
+    assert [p.batch_size for p in record.of(series)] == sorted({2, 4, 8, *(t for t in tried if t <= rows)})
+    assert f"largest batch that fits is {largest}: {stopped_at} does not" in shown.out
+
+
+def test_the_search_takes_no_more_steps_than_it_is_allowed(tiny, data, tmp_path, monkeypatch):
+    room_for(11, monkeypatch)
+    series = swept(tiny, data, tmp_path, "--bs", "8,16", "--bisect", "1").series[0]
+    assert (series.largest, series.stopped_at) == (8, 12)
+    none = swept(tiny, data, tmp_path, "--bs", "8,16", "--bisect", "0").series[0]
+    assert (none.largest, none.stopped_at) == (8, 16)
+
+
+def test_where_not_even_the_smallest_fits_smaller_ones_are_searched(tiny, data, tmp_path, monkeypatch):
+    room_for(3, monkeypatch)
+    record = swept(tiny, data, tmp_path, "--bs", "8,16")
+    assert (record.series[0].largest, record.series[0].stopped_at) == (3, 4)
+    room_for(0, monkeypatch)
+    nothing = swept(tiny, data, tmp_path, "--bs", "8,16")
+    assert (nothing.series[0].largest, nothing.series[0].stopped_at, nothing.points) == (None, 1, [])
+
+
+def test_what_fails_for_another_reason_is_not_searched(tiny, data, tmp_path, capsys, monkeypatch):
+    room_for(8, monkeypatch, "a kernel that knows no more than 8 rows")
+    series = swept(tiny, data, tmp_path, "--bs", "8,16").series[0]
+    assert sizes_tried(capsys.readouterr().err) == [8, 16]
+    assert (series.stopped_at, series.stopped) == (16, "failed: RuntimeError: a kernel that knows no more than 8 rows")
+
+
+@pytest.mark.parametrize(("option", "value"), [("--bisect", "-1"), ("--knee", "-0.1"), ("--knee", "nan")])
+def test_an_option_out_of_range_is_one_sentence(tiny, data, tmp_path, capsys, option, value):
+    assert run(arguments(tiny, data, tmp_path, option, value)) == 2
+    assert option in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_memory_that_would_end_the_process_is_foreseen(monkeypatch):

@@ -23,6 +23,7 @@ def sweep(
     workers: Annotated[str, typer.Option(help="Tokenizing workers from prefetch on: a number, or auto.")] = "auto",
     window: Annotated[int, typer.Option(help="Pending requests that bucketing may look at.")] = 1024,
     knee: Annotated[float, typer.Option(help="Share of speed that a larger batch must bring to be worth it.")] = 0.1,
+    bisect: Annotated[int, typer.Option(help="Where memory ends: steps to the largest batch that fits, 0 for none.")] = 4,
     device: options.DeviceOption = options.Device.auto,
     random_weights: options.RandomWeights = False,
     out: Annotated[Optional[Path], option("--out", help="The run's folder (default: runs/<time>-sweep-<model>).")] = None,
@@ -57,6 +58,7 @@ def sweep(
         numbers(seq, "--seq") if seq is not None else (),
         options.names(rungs, "--rungs") or (),
         knee,
+        bisect,
     )
     with progress() as bar:
         record, folder = sweeping.sweep(wanted, bar)
