@@ -15,7 +15,8 @@
 
 Nobody's classes are patched. On CUDA a phase ends with an event on the current stream, and no event is ever waited for in the
 loop: steps are folded into sums when the device has passed them. Between two events lies one phase, so the phases add up to the
-step. Warm-up steps are left out; two of them are looked at with the profiler and PyTorch's own check for synchronizations.
+step, and what is timed ends with the last step's last phase. Warm-up steps are left out; two of them are looked at with the
+profiler and PyTorch's own check for synchronizations.
 """
 
 from __future__ import annotations
@@ -193,15 +194,14 @@ class Steps:
     def _kernels_counted(self) -> Iterator[None]:
         from torch.profiler import ProfilerActivity, profile
 
-        from bertopt.measure.statistics import union_seconds
+        from bertopt.measure.activity import kernel_time
 
         with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profiler:
             yield
             self._wait()
-        kernels = [e for e in profiler.events() if str(e.device_type).endswith("CUDA") and not e.name.startswith("Mem")]
+        ran_ms, kernels = kernel_time(profiler.events())
         if kernels:
-            starts, ends = [k.time_range.start for k in kernels], [k.time_range.end for k in kernels]
-            self._busy = union_seconds(starts, ends) / 1e3, float(len(kernels))  # the profiler counts microseconds
+            self._busy = ran_ms, float(kernels)
 
     # Marks
 
@@ -273,7 +273,7 @@ class Steps:
             training=True,
             rows=self._rows / steps,
             batches=steps,
-            batch_ms=1e3 * self._seconds / steps,
+            batch_ms=float(np.mean(totals)),
             repeats_ms=[float(np.mean(block)) for block in np.array_split(totals, min(BLOCKS, steps))],
             pinned=self._pinned,
             precision=self.precision,
@@ -291,9 +291,14 @@ class Steps:
             card=self._gpu.reading() if self.device == "cuda" else None,
             tokens=real / steps if self._real else None,
             padding_fraction=1.0 - real / self._computed if self._computed else None,
-            probe_cost_fraction=(self._cost_s + self._gpu.cost_s) / self._seconds,
+            probe_cost_fraction=1e3 * (self._cost_s + self._gpu.cost_s) / sum(totals),
             missing=missing,
         )
+
+    @property
+    def outside_s(self) -> float:
+        """Seconds between the end of the last step and that of the block: a loader that ends its workers takes some."""
+        return max(0.0, self._seconds - sum(sum(step.values()) for step in self._sums) / 1e3)
 
     @property
     def length(self) -> int:

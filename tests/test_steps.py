@@ -18,7 +18,7 @@ from tests.models import WORDS
 EXAMPLE = Path(__file__).parents[1] / "examples"
 
 
-def loop(steps, count, *, wait=0.0, forward=0.002, rows=4, length=8, real=2):
+def loop(steps, count, *, wait=0.0, forward=0.002, rows=4, length=8, real=2, ends=0.0):
     mask = torch.zeros(rows, length, dtype=torch.long)
     mask[:, :real] = 1
 
@@ -26,6 +26,7 @@ def loop(steps, count, *, wait=0.0, forward=0.002, rows=4, length=8, real=2):
         for _ in range(count):
             time.sleep(wait)
             yield mask
+        time.sleep(ends)
 
     for batch in steps.over(loader()):
         with steps.phase("forward"):
@@ -49,6 +50,18 @@ def test_phases_add_up_and_warm_up_is_left_out(tmp_path):
     assert seen.loop_ms["optimizer"] >= 1.0
     assert seen.device_ms == pytest.approx(seen.loop_ms["forward"] + seen.loop_ms["optimizer"])
     assert len(seen.repeats_ms) == 5
+
+
+def test_a_loader_that_takes_time_to_end_slows_no_step(tmp_path):
+    """Its workers are joined after the last step: the mean of the steps lies among those of its blocks all the same."""
+    began = time.perf_counter()
+    found = record(tmp_path, ends=0.3)
+    clock_ms = 1e3 * (time.perf_counter() - began - 0.3)
+    seen = found.observation
+    assert min(seen.repeats_ms) <= seen.batch_ms <= max(seen.repeats_ms)
+    assert 14 * 3.0 <= 14 * seen.batch_ms <= clock_ms + 4 * seen.batch_ms
+    assert any("after the last step belong to none" in note for note in found.notes)
+    assert found.seconds == pytest.approx(10 * seen.batch_ms / 1e3)
 
 
 def test_rows_real_tokens_and_padding(tmp_path):

@@ -24,6 +24,8 @@ from bertopt.report import diagnosis
 if TYPE_CHECKING:
     from bertopt.steps import Steps
 
+LONG_S = 0.05  # between the last step and the end of the block, above which it is said
+
 
 def conclude(steps: Steps) -> Diagnosis:
     """The record of the loop, written to its folder with a report, and the card printed unless the loop is to be quiet."""
@@ -44,7 +46,10 @@ def conclude(steps: Steps) -> Diagnosis:
         pipeline={"rung": "training", **steps.about, "precision": steps.precision},
         seconds=None if seen.batch_ms is None else seen.batch_ms * seen.batches / 1e3,
         peak_device_mib=peak,
-        notes=[f"{steps.warmup} warm-up steps left out"],
+        notes=[
+            f"{steps.warmup} warm-up steps left out",
+            *([f"{steps.outside_s:.2f} s after the last step belong to none"] if steps.outside_s >= LONG_S else []),
+        ],
     )
     folder = Path(steps.out) if steps.out else Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-steps"
     with run_folder(folder) as fresh:
