@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bertopt.tokens import Tokens
+
 CORPUS = [
     "the team won the game in the last minute",
     "stock prices fell as the market closed",
@@ -16,6 +18,8 @@ CORPUS = [
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 ROBERTA_SPECIAL = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 FAMILIES = ["bert", "distilbert", "electra", "roberta", "albert", "xlm-roberta"]
+CLS, SEP, UNK = 2, 3, 1  # of a BERT made here or by models
+WORDS20 = "good " * 20
 
 
 def save(kind: str, folder: Path, **settings: Any) -> Path:
@@ -27,6 +31,10 @@ def save(kind: str, folder: Path, **settings: Any) -> Path:
     else:
         tokenizer, stated = word_pieces(trained_pieces()), {"do_lower_case": True, "tokenizer_class": "BertTokenizer"}
     return write(kind, folder, tokenizer, **(stated | settings))
+
+
+def rows(tokens: Tokens) -> list[list[int]]:
+    return [tokens.row(i).tolist() for i in range(len(tokens))]
 
 
 def write(kind: str, folder: Path, tokenizer: Any, **settings: Any) -> Path:

@@ -29,11 +29,6 @@ no_tensorrt = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BERTOPT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 @pytest.fixture
 def request_(tiny: Path, tmp_path: Path) -> engines.Request:
     data = tmp_path / "texts.txt"

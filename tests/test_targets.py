@@ -18,13 +18,6 @@ from bertopt.targets import export_target
 from tests.runs import run_of, texts
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BERTOPT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def run(checkpoint_folder, tmp_path_factory):
     return run_of(checkpoint_folder("bert"), tmp_path_factory.mktemp("run"))
