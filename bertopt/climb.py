@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import re
 import time
@@ -15,16 +16,17 @@ from numpy.typing import NDArray
 import bertopt
 from bertopt import assemble, diagnose, ladder
 from bertopt.backends.base import Artifact, Options, backend
-from bertopt.batching import Batch, Bucketed, Dynamic, Fixed, Policy, batches, choose_edges, waste
+from bertopt.batching import Batch, Bucketed, Dynamic, Fixed, Policy, batches, waste
 from bertopt.environment import environment
 from bertopt.errors import BertoptError
 from bertopt.graph import parity
 from bertopt.judging import judge_rung, reference_answers
 from bertopt.ladder import Rung
 from bertopt.measure import kernels
+from bertopt.measuring import runner_of
 from bertopt.model import Checkpoint
 from bertopt.outputs import run_folder
-from bertopt.prepare import Climb, Prepared, as_before, check, prepare, sequence_length
+from bertopt.prepare import Climb, Prepared, as_before, check, prepare
 from bertopt.records import LadderRecord, LengthHistogram, Parity, PolicyPadding, RungRecord, load_ladder, save
 from bertopt.run import Missing, Opened, Progress, Runner, Settings, logits_of
 from bertopt.tokenization import Tokens
@@ -52,21 +54,9 @@ def climb(wanted: Climb, progress: Progress) -> tuple[LadderRecord, Path]:
 def _climb(wanted: Climb, earlier: LadderRecord | None, folder: Path, progress: Progress) -> LadderRecord:
     progress.stage("reading the model and the texts")
     ready = prepare(wanted, earlier)
-    length = sequence_length(ready.checkpoint, wanted)
-    settings = Settings(
-        wanted.batch_size, length, wanted.repeats, max(wanted.window, wanted.batch_size), wanted.workers, wanted.device
-    )
-    edges = choose_edges(
-        ready.tokens.lengths[: max(settings.window, 2048)], length, batch_size=settings.batch_size, window=settings.window
-    )
-    ready.workspace.texts, ready.workspace.bucket_edges = ready.requests.texts, edges
-    ready.workspace.batch_size = settings.batch_size
-    runner = Runner(settings, ready.workspace, ready.requests, ready.tokens, ready.tokenizers, edges, progress)
-    try:
+    with contextlib.closing(runner_of(wanted, ready, progress)) as runner:
         rungs = _measure_all(wanted, ready, runner, earlier, folder, progress)
-    finally:
-        runner.close()
-    return _record(wanted, ready, settings, edges, rungs, earlier, progress)
+    return _record(wanted, ready, runner, rungs, earlier, progress)
 
 
 def _measure_all(
@@ -239,14 +229,13 @@ def _inside(run: Path, name: str) -> Path:
 def _record(
     wanted: Climb,
     ready: Prepared,
-    settings: Settings,
-    edges: tuple[int, ...],
+    runner: Runner,
     rungs: list[RungRecord],
     earlier: LadderRecord | None,
     progress: Progress,
 ) -> LadderRecord:
     best = assemble.best(rungs)
-    lengths = ready.tokens.lengths
+    settings, lengths = runner.settings, ready.tokens.lengths
     facts = environment(wanted.device)
     progress.stage("exporting the graph, for --resume")
     try:
@@ -270,7 +259,7 @@ def _record(
         best=best.name if best else None,
         verdict=diagnose.verdict(best, rungs, settings.device),
         lengths=_histogram(lengths),
-        padding=_paddings(lengths, settings, edges),
+        padding=_paddings(lengths, settings, runner.edges),
         notes=ready.notes + (earlier.notes if earlier else []),
     )
 

@@ -46,7 +46,7 @@ Reference = BertReference | RowAtATime
 
 @dataclass(frozen=True)
 class Climb:
-    """Everything that `bertopt ladder` can be told."""
+    """Everything that `bertopt ladder` can be told, and what a diagnosis and a sweep take over from it."""
 
     model: str = "demo"
     data: Path | None = None
@@ -128,6 +128,10 @@ def as_before(wanted: Climb, earlier: LadderRecord) -> Climb:
 
 
 def prepare(wanted: Climb, earlier: LadderRecord | None) -> Prepared:
+    """Model, tokenizers and texts, ready to be measured. `earlier` is the run that is added to, None where there is none.
+
+    Raises UsageError where model or texts are not those of `earlier`, and DataError or ModelError where they cannot be used.
+    """
     everything = _requests(wanted)
     requests = everything if wanted.limit is None else everything.take(range(min(wanted.limit, len(everything))))
     checkpoint = open_checkpoint(wanted.model, random_weights=wanted.random_weights)

@@ -32,6 +32,8 @@ Sequence = Annotated[
     Optional[int], option("--seq", help="Longest sequence in tokens; longer texts are truncated (default: 128 or the model's).")
 ]
 Limit = Annotated[Optional[int], option("--limit", help="Requests (default: what the naive service answers in 8 s).")]
+Workers = Annotated[str, typer.Option("--workers", help="Tokenizing workers from prefetch on: a number, or auto.")]
+Window = Annotated[int, typer.Option("--window", help="Pending requests that bucketing may look at.")]
 TextColumn = Annotated[Optional[str], option("--text-column", help="Name, or number from 1, of the column of texts.")]
 PairColumn = Annotated[Optional[str], option("--text-pair-column", help="The same for second texts; '' for none.")]
 LabelColumn = Annotated[Optional[str], option("--label-column", help="The same for labels; '' for none.")]
