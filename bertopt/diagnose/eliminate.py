@@ -86,7 +86,7 @@ def _passes(runner: Runner, opened: Opened) -> Observation:
     )
 
 
-def _phases(repeats: list[Repeat], rows: float) -> dict[str, float]:
+def _phases(repeats: list[Repeat], rows: float) -> dict[str, Any]:
     """Milliseconds a batch of `rows` by phase, inside the loop and alone, by the names of an observation's fields."""
     known = {name: ms for name, ms in asdict(summary.phases(repeats)).items() if ms is not None}
     ceilings_seq_s = {

@@ -351,7 +351,8 @@ def _despite_noise(found: list[Finding], o: Observation, p: Policy) -> list[Find
 
 def _repeats(o: Observation) -> list[Observation]:
     """Each repeat as an observation of its own, with its own phases where they were kept."""
-    phases = o.repeats_phases_ms if len(o.repeats_phases_ms) == len(o.repeats_ms) else [{} for _ in o.repeats_ms]
+    kept: list[Any] = [*o.repeats_phases_ms]
+    phases = kept if len(kept) == len(o.repeats_ms) else [{} for _ in o.repeats_ms]
     return [replace(o, batch_ms=ms, **own) for ms, own in zip(o.repeats_ms, phases, strict=True)]
 
 
