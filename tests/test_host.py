@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertopt.backends.base import Options
-from bertopt.backends.host import PART_ROWS, HostSession, split_rows
+from bertopt.backends.host import PART_ROWS, HostSession, Lengths, split_rows
 from bertopt.batching import Batch, Padded
 from bertopt.tokens import Tokens
 
@@ -50,3 +50,26 @@ def test_parts_hold_every_row_once_and_none_is_small(rows, most):
     assert np.concatenate([part["input_ids"] for part in parts]).ravel().tolist() == list(range(rows))
     assert len(parts) <= most
     assert len(parts) == 1 or min(len(part["attention_mask"]) for part in parts) >= PART_ROWS
+
+
+@given(st.integers(1, 600), st.integers(1, 64), st.integers(0, 512))
+def test_computed_lengths_hold_the_batch_and_stay_within_the_model(length, multiple, longest):
+    computed = Lengths(multiple, longest).computed(length)
+    assert computed >= length
+    assert computed == length or computed <= longest
+    assert computed - length < multiple
+
+
+@given(st.integers(1, 40))
+def test_lengths_are_left_alone_where_nothing_is_said(length):
+    assert Lengths().computed(length) == length
+
+
+def test_a_session_stages_the_length_that_it_computes():
+    with Sums(1) as session:
+        session._lengths = Lengths(16, 64)
+        batch = batch_of(5)
+        staged = session.stage(batch)
+        assert {array.shape for array in staged.values()} == {(5, 16)}
+        assert staged["attention_mask"].sum() == batch.tokens.lengths.sum(), "what was added is padding"
+        assert session.launch(staged).result()[:, 0].tolist() == [(i + 1) * (i % 5 + 1) for i in range(5)]

@@ -25,10 +25,10 @@ Feeds = dict[str, NDArray[np.int64]]
 PART_ROWS = 4  # fewer rows do not fill the registers of a matrix product
 
 
-def padded_arrays(batch: Batch, uses_type_ids: bool, pad_id: int) -> Feeds:
-    """The batch as int64 arrays [rows, length] by input name."""
+def padded_arrays(batch: Batch, uses_type_ids: bool, pad_id: int, length: int | None = None) -> Feeds:
+    """The batch as int64 arrays [rows, length] by input name; `length` is its layout's, or more."""
     assert isinstance(batch.layout, Padded)
-    shape = (batch.layout.rows, batch.layout.length)
+    shape = (batch.layout.rows, length or batch.layout.length)
     arrays = {"input_ids": np.empty(shape, np.int64), "attention_mask": np.empty(shape, np.int64)}
     if uses_type_ids:
         arrays["token_type_ids"] = np.empty(shape, np.int64)
@@ -42,6 +42,18 @@ def split_rows(feeds: Feeds, most: int) -> list[Feeds]:
     parts = max(1, min(most, rows // PART_ROWS))
     cuts = [rows * i // parts for i in range(parts + 1)]
     return [{name: array[a:b] for name, array in feeds.items()} for a, b in itertools.pairwise(cuts)]
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What a library computes a batch's length as: a few more columns of padding can be faster than an odd length."""
+
+    multiple: int = 1
+    longest: int = 0  # that the model has positions for
+
+    def computed(self, length: int) -> int:
+        """The next multiple, up to the longest."""
+        return max(length, min(-(-length // self.multiple) * self.multiple, self.longest))
 
 
 @dataclass
@@ -68,9 +80,10 @@ class HostSession(ABC):
     precision: str
     version: str
 
-    def __init__(self, options: Options, uses_type_ids: bool, *, most_streams: int = 1) -> None:
+    def __init__(self, options: Options, uses_type_ids: bool, *, most_streams: int = 1, lengths: Lengths | None = None) -> None:
         self.threads = options.threads or usable_cores()
         self.streams = min(most_streams, self.threads)
+        self._lengths = lengths or Lengths()
         self._uses_type_ids, self._pad_id = uses_type_ids, options.pad_id
         self._pool = futures.ThreadPoolExecutor(self.streams, thread_name_prefix="compute", initializer=self.start_thread)
 
@@ -85,7 +98,8 @@ class HostSession(ABC):
         """Logits of padded rows."""
 
     def stage(self, batch: Batch) -> Feeds:
-        return padded_arrays(batch, self._uses_type_ids, self._pad_id)
+        assert isinstance(batch.layout, Padded)
+        return padded_arrays(batch, self._uses_type_ids, self._pad_id, self._lengths.computed(batch.layout.length))
 
     def launch(self, staged: Feeds) -> HostPending:
         parts = split_rows(staged, self.streams) if self.streams > 1 else [staged]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -9,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertopt.backends.base import Artifact, Options
-from bertopt.backends.host import Feeds, HostSession
+from bertopt.backends.host import Feeds, HostSession, Lengths
+from bertopt.environment import cpu_features
 from bertopt.errors import BackendUnavailable, GraphError
 from bertopt.plan import Plan
 
@@ -17,6 +19,8 @@ HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 LEAST_SHARE = 0.9  # of the products that were placed in INT8 and must run so
 STREAMS = 4  # at most; each holds the activations of its rows
 PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16"}
+TILE = 8  # AMX computes attention of other lengths up to three times as slowly (benchmarks/results/int8-methods.md)
+PER_TOKEN = ("token_classification", "question_answering")  # whose logits have the length that was computed
 
 
 def available(device: str) -> str | None:
@@ -51,13 +55,56 @@ def prepare(workspace: Any, precision: str) -> Artifact:
         precision = found
     if precision == "int8":
         return _int8(workspace)
-    return Artifact(workspace.canonical(), precision, workspace.checkpoint.uses_type_ids)
+    return Artifact(workspace.canonical(), precision, workspace.checkpoint.uses_type_ids, *_aligned(workspace, precision))
+
+
+def _aligned(workspace: Any, precision: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What an artifact says of the lengths that its sessions compute, and a note on it."""
+    checkpoint = workspace.checkpoint
+    lengths = lengths_for(precision, checkpoint.task, checkpoint.max_positions)
+    if lengths.multiple == 1:
+        return {}, ()
+    info = {"length_multiple": lengths.multiple, "longest_computed": lengths.longest}
+    return info, (f"lengths are computed in multiples of {TILE}, which AMX is faster at than at those in between",)
+
+
+def on_tiles(precision: str) -> bool:
+    """Whether attention runs on AMX's tiles: in BF16, which is around INT8 too, where the processor has them."""
+    around = around_int8() if precision == "int8" else precision
+    return around == "bf16" and "amx_bf16" in cpu_features()
+
+
+def lengths_for(precision: str, task: str | None, longest: int) -> Lengths:
+    """The lengths that suit this processor; those of the batches where logits are told by token, or nobody knows the task."""
+    return Lengths(TILE, longest) if task and task not in PER_TOKEN and on_tiles(precision) else Lengths()
+
+
+def properties(precision: str) -> dict[str, Any]:
+    """What OpenVINO is told of how to compute a model in this precision.
+
+    FP32 means FP32: without the hint OpenVINO computes in BF16 wherever the processor can. On tiles the operators of attention,
+    one after the other, are faster than OpenVINO's fusion of them by code generation.
+    """
+    hint = HINTS[around_int8() if precision == "int8" else precision]
+    return {"INFERENCE_PRECISION_HINT": hint, **(_unfused_attention() if on_tiles(precision) else {})}
+
+
+@functools.cache
+def _unfused_attention() -> dict[str, str]:
+    """The property that switches that fusion off; empty where this OpenVINO has none, for it is not documented."""
+    import openvino as ov
+
+    wanted = {"SNIPPETS_MODE": "DISABLE"}
+    try:
+        ov.Core().set_property("CPU", wanted)
+    except RuntimeError:
+        return {}
+    return wanted
 
 
 def _int8(workspace: Any) -> Artifact:
     """The Q/DQ graph of the workspace's calibration, kept under the hash of everything that went into it."""
     from bertopt.calibration import of_workspace
-    from bertopt.environment import cpu_features
     from bertopt.graph.emit import Int8, describe, emit
     from bertopt.graph.quantize import levels_for
 
@@ -67,8 +114,9 @@ def _int8(workspace: Any) -> Artifact:
         emit(workspace.canonical(), path, "openvino", precision="int8", int8=Int8(calibration, attention=calibration.attention))
     placement = describe(path).placement
     assert placement is not None
-    info = placement.info(calibration.sha256)
-    return Artifact(path, "int8", workspace.checkpoint.uses_type_ids, info, (*notes, *placement.lines()))
+    info, said = _aligned(workspace, "int8")
+    info |= placement.info(calibration.sha256)
+    return Artifact(path, "int8", workspace.checkpoint.uses_type_ids, info, (*notes, *placement.lines(), *said))
 
 
 def int8_layers(compiled: Any) -> int:
@@ -104,12 +152,12 @@ class OpenVinoSession(HostSession):
     """
 
     def __init__(self, artifact: Artifact, options: Options) -> None:
-        super().__init__(options, artifact.uses_type_ids, most_streams=STREAMS)
+        info = artifact.info
+        lengths = Lengths(info.get("length_multiple", 1), info.get("longest_computed", 0))
+        super().__init__(options, artifact.uses_type_ids, most_streams=STREAMS, lengths=lengths)
         import openvino as ov
 
-        hint = HINTS.get(artifact.precision) or HINTS[around_int8()]
-        # FP32 means FP32: without the hint OpenVINO computes in BF16 wherever the processor can.
-        settings = {"INFERENCE_PRECISION_HINT": hint, **on_streams(self)}
+        settings = {**properties(artifact.precision if artifact.precision in HINTS else "int8"), **on_streams(self)}
         self._model = ov.Core().compile_model(artifact.content, "CPU", settings)
         self._requests = threading.local()
         ran = PRECISIONS[self._model.get_property("INFERENCE_PRECISION_HINT").get_type_name()]

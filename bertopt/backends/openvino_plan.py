@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from bertopt.backends.base import Options
 from bertopt.backends.host import Feeds, HostSession
-from bertopt.backends.openvino import HINTS, STREAMS, around_int8, check_int8, infer, on_streams
+from bertopt.backends.openvino import STREAMS, check_int8, infer, lengths_for, on_streams, properties
 from bertopt.errors import PlanError
 from bertopt.plan import Plan
 
@@ -18,14 +18,14 @@ class OpenVinoPlanSession(HostSession):
     """Raises PlanError where OpenVINO refuses the plan, GraphError where its INT8 does not run here."""
 
     def __init__(self, plan: Plan, options: Options) -> None:
-        super().__init__(options, "token_type_ids" in plan.manifest.inputs, most_streams=STREAMS)
+        manifest, precision = plan.manifest, plan.manifest.precision
+        lengths = lengths_for(precision, manifest.task, max(manifest.bucket_edges, default=0))
+        super().__init__(options, "token_type_ids" in manifest.inputs, most_streams=STREAMS, lengths=lengths)
         import openvino as ov
 
-        precision = plan.manifest.precision
-        # Imported without it, a plan in FP32 computes partly in BF16, and answers NaN
-        hint = HINTS[around_int8() if precision == "int8" else precision]
+        # Imported without the hint, a plan in FP32 computes partly in BF16, and answers NaN
         try:
-            model = ov.Core().import_model(plan.read(), "CPU", {"INFERENCE_PRECISION_HINT": hint, **on_streams(self)})
+            model = ov.Core().import_model(plan.read(), "CPU", {**properties(precision), **on_streams(self)})
         except RuntimeError as error:
             reason = str(error).strip().splitlines()[-1]
             raise PlanError(f"{plan.path} is refused by {plan.manifest.version}: {reason}") from None

@@ -27,14 +27,14 @@ def build(job: Job, report: Report) -> Built:
     """
     import openvino as ov
 
-    from bertopt.backends.openvino import HINTS, PRECISIONS, around_int8, check_int8, half_precision
+    from bertopt.backends.openvino import PRECISIONS, around_int8, check_int8, half_precision, properties
 
     precision = {"fp32": "fp32", "int8": around_int8()}.get(job.precision) or half_precision()
     if precision is None:
         raise BackendUnavailable("this processor computes in neither BF16 nor FP16, so a lowered plan would gain nothing")
     report("compiling")
     try:
-        hints = {"INFERENCE_PRECISION_HINT": HINTS[precision], "PERFORMANCE_HINT": "LATENCY"}
+        hints = {**properties(precision), "PERFORMANCE_HINT": "LATENCY"}
         model = ov.Core().compile_model(job.onnx, "CPU", hints)
     except RuntimeError as error:
         raise GraphError(f"OpenVINO refuses {job.onnx}: {str(error).strip().splitlines()[-1]}") from None
