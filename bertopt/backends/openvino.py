@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import threading
 from typing import Any
 
@@ -19,7 +18,7 @@ HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 LEAST_SHARE = 0.9  # of the products that were placed in INT8 and must run so
 STREAMS = 4  # at most; each holds the activations of its rows
 PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16"}
-TILE = 8  # AMX computes attention of other lengths up to three times as slowly (benchmarks/results/int8-methods.md)
+TILE = 16  # OpenVINO computes attention of 64 tokens faster than that of 56 (benchmarks/results/int8-methods.md)
 PER_TOKEN = ("token_classification", "question_answering")  # whose logits have the length that was computed
 
 
@@ -80,26 +79,8 @@ def lengths_for(precision: str, task: str | None, longest: int) -> Lengths:
 
 
 def properties(precision: str) -> dict[str, Any]:
-    """What OpenVINO is told of how to compute a model in this precision.
-
-    FP32 means FP32: without the hint OpenVINO computes in BF16 wherever the processor can. On tiles the operators of attention,
-    one after the other, are faster than OpenVINO's fusion of them by code generation.
-    """
-    hint = HINTS[around_int8() if precision == "int8" else precision]
-    return {"INFERENCE_PRECISION_HINT": hint, **(_unfused_attention() if on_tiles(precision) else {})}
-
-
-@functools.cache
-def _unfused_attention() -> dict[str, str]:
-    """The property that switches that fusion off; empty where this OpenVINO has none, for it is not documented."""
-    import openvino as ov
-
-    wanted = {"SNIPPETS_MODE": "DISABLE"}
-    try:
-        ov.Core().set_property("CPU", wanted)
-    except RuntimeError:
-        return {}
-    return wanted
+    """What OpenVINO is told. FP32 means FP32: without the hint it computes in BF16 wherever the processor can."""
+    return {"INFERENCE_PRECISION_HINT": HINTS[around_int8() if precision == "int8" else precision]}
 
 
 def _int8(workspace: Any) -> Artifact:
