@@ -203,9 +203,9 @@ def main() -> None:
                 "findings": [dataclasses.asdict(f) for f in found],
                 "observation": dataclasses.asdict(seen),
             })  # fmt: skip
+            if args.out:  # after each, so that a run that is cut short leaves what it saw
+                write_text(args.out, json.dumps(rows, indent=1) + "\n")
     print(f"{sum(r['right'] for r in rows)} of {len(rows)} as planted")
-    if args.out:
-        write_text(args.out, json.dumps(rows, indent=1) + "\n")
 
 
 def _right(fault: Fault, found: list[Finding]) -> bool:
