@@ -119,7 +119,7 @@ class Finding:
 
     verdict: str  # "TOKENIZE-BOUND"
     why: str
-    gives_back_ms: float | None = None  # per batch, if it is mended and nothing else is; None for a state
+    gives_back_ms: float | None = None  # per batch, if it is mended and nothing else is; None where no step is known
     predicted_batch_ms: float | None = None
     next: str = ""  # a command to paste
     state: bool = False

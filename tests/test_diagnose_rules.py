@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertopt.diagnose import RULES, Policy, findings
+from bertopt.diagnose.advice import Context, advise
 from bertopt.diagnose.whatif import modelled_ms, predicted_ms
 from bertopt.records import from_json
 from bertopt.records_card import CardReading
@@ -248,6 +249,67 @@ def test_launching_is_not_to_blame_for_a_training_loops_wait_for_its_input():
 def test_thresholds_live_in_the_policy_alone():
     slow = replace(HEALTHY, **PLANTED["POSTPROCESS-BOUND"])
     assert "POSTPROCESS-BOUND" not in verdicts(slow, Policy(worth=0.9))
+
+
+# The packed rung of MiniLM on an H200 as it was recorded: 57,269 of the 58,500 seq/s that 12 workers tokenize alone
+FED_BY_12 = replace(
+    HEALTHY,
+    rows=73.8,
+    batch_ms=1e3 * 73.8 / 57_269,
+    repeats_ms=[],
+    workers=12,
+    batching="packed",
+    precision="fp16",
+    tokenize_ms=10.1,
+    collate_ms=0.573,
+    copy_in_ms=0.124,
+    launch_ms=0.577,
+    device_ms=0.576,
+    copy_out_ms=0.041,
+    postprocess_ms=0.042,
+    tokenize_alone_ms=1e3 * 73.8 / 58_500,
+    device_alone_ms=1e3 * 73.8 / 110_000,
+    kernel_busy=0.92,
+    flops=None,
+    growth=[],
+)
+
+
+def test_a_pipeline_at_its_tokenizers_ceiling_is_told_so_although_one_more_worker_brings_little():
+    first = findings(FED_BY_12)[0]
+    assert (first.verdict, first.state) == ("TOKENIZE-BOUND", True)
+    assert "98% of the tokenizer's ceiling" in first.why
+    assert "the loop's own thread does comes next, 1.2 ms" in first.why
+    assert 1.0 < first.gain(FED_BY_12.batch_ms) < 1.08, "0.57 ms of collating and 0.58 of launching are next"
+
+
+def test_a_worker_more_is_the_next_step_only_where_a_core_is_left():
+    context = Context(("--model", "m"), Path("runs/1"), "packed", 64)
+    found = findings(FED_BY_12)[0]
+    assert "--workers 13" in advise(found, FED_BY_12, context).next
+    full = replace(FED_BY_12, cores=12)
+    assert "all 12 cores tokenize already" in advise(found, full, context).next
+
+
+def test_with_every_core_tokenizing_the_promise_is_what_no_tokenizing_would_bring():
+    found = findings(replace(FED_BY_12, cores=12, collate_ms=0.3))[0]
+    assert found.verdict == "TOKENIZE-BOUND"
+    assert found.predicted_batch_ms == pytest.approx(FED_BY_12.batch_ms * (0.042 + 0.3 + 0.577) / FED_BY_12.tokenize_alone_ms)
+
+
+@pytest.mark.parametrize(
+    ("changes", "spoken"),
+    [
+        ({"device_alone_ms": 1.25, "device_ms": 1.25}, "BALANCED"),
+        ({"device_alone_ms": 1.28, "device_ms": 1.28, "tokenize_alone_ms": 0.6}, "COMPUTE-BOUND"),
+        ({"tokenize_alone_ms": 0.8}, "COLLATE-BOUND"),
+        ({"tokenize_alone_ms": None}, "COLLATE-BOUND"),
+    ],
+)
+def test_the_tokenizer_is_not_named_where_something_else_sets_the_pace(changes, spoken):
+    found = verdicts(replace(FED_BY_12, **changes))
+    assert spoken in found
+    assert "TOKENIZE-BOUND" not in found
 
 
 def test_what_workers_bring_to_a_serial_loop_of_18_over_6_ms():

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bertopt.diagnose.rules import all_cores_tokenize
 from bertopt.records_diagnosis import Finding, Observation
 
 # Finding -> the rung of the ladder that mends it, in the order in which they are tried
@@ -48,9 +49,9 @@ def _service(finding: Finding, o: Observation, context: Context) -> str:
             return context.again("fast-tokenizer")
         if o.workers is None:
             return context.again("prefetch")
-        if o.cores is None or o.workers < o.cores:
+        if not all_cores_tokenize(o):
             return context.again(workers=o.workers + 1)
-        return _plan_host(o)
+        return f"a host with more cores, a second machine, or token ids kept upstream: all {o.cores} cores tokenize already"
     if name == "UNDERFILLED":
         best = min(o.growth, key=lambda g: g.device_ms / g.rows)
         return context.again(batch_size=best.rows)

@@ -38,7 +38,8 @@ def gain_in_words(finding: Finding, o: Observation) -> str | None:
 
 def verdict(record: Diagnosis) -> str:
     """The first finding, and the states beside it that belong to it: a busy device may compute nothing but padding."""
-    names = [f.verdict for f in record.findings[1:] if f.verdict in ("COMPUTE-BOUND", "MEMORY-BOUND", "POWER-LIMITED")]
+    bound = ("COMPUTE-BOUND", "MEMORY-BOUND", "POWER-LIMITED", "TOKENIZE-BOUND")
+    names = [f.verdict for f in record.findings[1:] if f.state and f.verdict in bound]
     return record.first.verdict + (f", and {', '.join(names)}" if names and not record.first.state else "")
 
 

@@ -94,7 +94,8 @@ def _next(found: Finding, o: Observation, rungs: list[RungRecord]) -> str:
     if found.verdict == "TOKENIZE-BOUND":
         if o.workers is None:
             return "tokenize ahead of compute (--rungs prefetch)"
-        return f"more workers if there are cores for them (--workers {o.workers + 1}), or a host with more"
+        more = f"more workers if there are cores for them (--workers {o.workers + 1})"
+        return f"{more}, or a host with more, or token ids kept upstream"
     if found.verdict == "PADDING-WASTE":
         return _less_padding(o)
     if found.verdict in ("COLLATE-BOUND", "PAGEABLE-COPY", "TRANSFER-BOUND"):

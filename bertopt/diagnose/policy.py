@@ -17,7 +17,6 @@ class Policy:
     flat: float = 0.75  # time of a row in a larger batch over that in this one, below which this one is too small
     memory: float = 0.6  # share of the memory's bandwidth above which it binds
     low_arithmetic: float = 0.35  # share of the arithmetic's ceiling below which memory may be what binds
-    efficient: float = 0.5  # share of the arithmetic's ceiling above which only less work helps
     throttled: float = 0.3  # share of the samples in which the card held its clocks back
     clocks_lost: float = 0.05  # of the maximum clock, below which throttling costs nothing to speak of
     contended: float = 0.15  # of the device's time that other work on the cores takes

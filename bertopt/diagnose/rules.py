@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bertopt.diagnose.policy import Policy
-from bertopt.diagnose.whatif import predicted_ms
+from bertopt.diagnose.whatif import predicted_ms, stages
 from bertopt.measure import arithmetic
 from bertopt.records_diagnosis import Finding, Observation
 
@@ -48,21 +48,9 @@ def tokenize_bound(o: Observation, p: Policy) -> Finding | None:
     if o.training:
         why = f"the loop waits {o.tokenize_ms:.1f} ms of a step's {o.batch_ms:.1f} for its input"
         return _fault(o, "TOKENIZE-BOUND", why, p.worth, tokenize_ms=0.0)
-    mended: dict[str, Any] = {}
     tokenizing, alone = o.tokenize_ms, o.tokenize_alone_ms
     faster = o.tokenize_fast_ms is not None and o.tokenize_fast_ms < 0.7 * tokenizing
-    if faster:
-        assert o.tokenize_fast_ms is not None
-        mended["tokenize_ms"] = o.tokenize_fast_ms
-        if o.workers is not None:
-            mended["tokenize_alone_ms"] = o.tokenize_fast_ms / o.workers
-    elif o.workers is None and o.device_ms is not None:
-        # Workers of their own cores; on one core tokenizing still takes what computing needs
-        mended |= {"workers": min(arithmetic.workers_needed(tokenizing, o.device_ms), o.cores or 1), "in_flight": 2}
-        mended["tokenize_alone_ms"] = tokenizing / mended["workers"]
-    elif o.workers is not None:
-        now = alone if alone is not None else tokenizing / o.workers
-        mended |= {"workers": o.workers + 1, "tokenize_alone_ms": now * o.workers / (o.workers + 1)}
+    mended = _less_tokenizing(o, faster)
     how = "serially" if o.workers is None else f"with {o.workers} worker{'s' if o.workers > 1 else ''}"
     pace = alone if alone is not None and o.workers is not None else tokenizing
     why = f"a batch costs {pace:.1f} ms of tokenizing {how}, of {o.batch_ms:.1f} ms in all"
@@ -70,7 +58,45 @@ def tokenize_bound(o: Observation, p: Policy) -> Finding | None:
         why += f", and the device needs {o.device_alone_ms or o.device_ms:.1f}"
     if faster:
         why += f"; the Rust tokenizer takes {o.tokenize_fast_ms:.1f} on one core"
-    return _fault(o, "TOKENIZE-BOUND", why, p.worth, **mended)
+    fault = _fault(o, "TOKENIZE-BOUND", why, p.worth, **mended)
+    return _waits_for_tokens(o, p, why, mended) if fault is None else fault
+
+
+def _less_tokenizing(o: Observation, faster: bool) -> dict[str, Any]:
+    """What the next step changes: the Rust tokenizer, workers, one worker more, or no tokenizing where no core is left."""
+    tokenizing = o.tokenize_ms or 0.0
+    if faster and o.tokenize_fast_ms is not None:
+        mended: dict[str, Any] = {"tokenize_ms": o.tokenize_fast_ms}
+        return mended if o.workers is None else mended | {"tokenize_alone_ms": o.tokenize_fast_ms / o.workers}
+    if o.workers is None:
+        if o.device_ms is None:
+            return {}
+        # Workers of their own cores; on one core tokenizing still takes what computing needs
+        workers = min(arithmetic.workers_needed(tokenizing, o.device_ms), o.cores or 1)
+        return {"workers": workers, "in_flight": 2, "tokenize_alone_ms": tokenizing / workers}
+    if all_cores_tokenize(o):
+        return {"tokenize_alone_ms": 0.0}
+    now = o.tokenize_alone_ms if o.tokenize_alone_ms is not None else tokenizing / o.workers
+    return {"workers": o.workers + 1, "tokenize_alone_ms": now * o.workers / (o.workers + 1)}
+
+
+def all_cores_tokenize(o: Observation) -> bool:
+    """Whether there are as many workers as cores: one more would only take from the others."""
+    return o.workers is not None and o.cores is not None and o.workers >= o.cores
+
+
+def _waits_for_tokens(o: Observation, p: Policy, why: str, mended: dict[str, Any]) -> Finding | None:
+    """The tokenizer as what binds, however little the next step brings: its pace is the pipeline's, and the device's is not."""
+    alone, device = o.tokenize_alone_ms, o.device_alone_ms
+    if o.batch_ms is None or o.workers is None or alone is None or device is None:
+        return None
+    if alone < p.reached * o.batch_ms or device > (1 - p.balanced) * alone:
+        return None
+    after = predicted_ms(o, **mended)
+    why += f": {min(1.0, alone / o.batch_ms):.0%} of the tokenizer's ceiling is reached"
+    if (loop := stages(o)["loop"]) > device:
+        why += f", and what the loop's own thread does comes next, {loop:.1f} ms"
+    return Finding("TOKENIZE-BOUND", why, o.batch_ms - after, after, state=True)
 
 
 def collate_bound(o: Observation, p: Policy) -> Finding | None:
