@@ -24,6 +24,7 @@ import numpy as np
 from bertopt import ladder
 from bertopt.batching import batches
 from bertopt.environment import environment
+from bertopt.errors import BertoptError
 from bertopt.files import write_text
 from bertopt.measure.gpu import GpuProbe
 from bertopt.measure.loop import Answers
@@ -109,7 +110,10 @@ def main() -> None:
     asked = parser.parse_args()
     how: dict[str, Any] = {"device": asked.device, "random_weights": asked.random_weights}
     climb = Climb(asked.model, asked.data, batch_size=asked.bs, limit=asked.limit, **how)
-    ready = prepare(climb, None)
+    try:
+        ready = prepare(climb, None)
+    except BertoptError as error:
+        parser.exit(error.exit_code, f"probes.py: {error}\n")
     runner = runner_of(climb, ready, Lines(quiet=True))
     try:
         rung = next(r for r in ladder.RUNGS if r.name == asked.rung)
