@@ -1,4 +1,4 @@
-"""Predictions made by hand for the gate's tests: the counts that matter are exact, and no model runs."""
+"""Predictions made by hand for the gate's tests, and verdicts on them: the counts that matter are exact, and no model runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertopt.gate import Predictions, text_hash
+from bertopt.gate import GateVerdict, Predictions, judge, text_hash
 
 NAMES = ["negative", "positive"]
 
@@ -60,3 +60,26 @@ def flipped(
 
 def labels(truth: Any, names: list[str] | None = None) -> list[str]:
     return [(names or NAMES)[index] for index in truth]
+
+
+def four(seed: int = 1, accuracy: float = 0.9) -> tuple[Any, Any, list[str]]:
+    """(truth, answers, names) of four classes."""
+    rng = np.random.default_rng(seed)
+    truth = rng.integers(0, 4, 800)
+    answers = np.where(rng.random(800) < accuracy, truth, rng.integers(0, 4, 800))
+    return truth, answers, ["Business", "Sci/Tech", "Sports", "World"]
+
+
+def gate(rows: int, accuracy: float, worse: int, better: int, *, share: float = 0.5, **options: Any) -> GateVerdict:
+    """The verdict on `flipped`; `options` are those of `judge`."""
+    truth, reference, candidate = flipped(rows, accuracy, worse, better, share)
+    options = {"metric": "accuracy", "max_drop": 0.5, **options}
+    return judge(predictions(reference), int8(candidate), labels(truth), **options)
+
+
+def statuses(verdict: GateVerdict) -> dict[str, str]:
+    return {check.name: check.status for check in verdict.checks}
+
+
+def failed(verdict: GateVerdict) -> list[str]:
+    return [check.name for check in verdict.checks if check.status == "failed"]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bertopt.gate import GateVerdict, judge
-from tests.gate_data import int8, labels, predictions
+from tests.gate_data import flipped, int8, labels, predictions
 
 DOCUMENTS, ROWS_EACH = 200, 6
 TRUTH = np.arange(DOCUMENTS * ROWS_EACH) % 2
@@ -75,3 +75,36 @@ def test_rows_on_the_edge_that_share_documents_are_worth_less() -> None:
     found = judged(margins, moved + 1e-4, groups, 2.0)
     assert found.drop.effective_rows is not None
     assert found.drop.effective_rows < 0.3 * len(groups)
+
+
+def test_rows_of_few_documents_prove_less() -> None:
+    truth, reference, candidate = flipped(3000, 0.9, 5, 5)
+    apart = judge(predictions(reference), int8(candidate), labels(truth), metric="accuracy", max_drop=0.5)
+    alone = judge(
+        predictions(reference), int8(candidate), labels(truth), metric="accuracy", max_drop=0.5, groups=list(range(3000))
+    )
+    few = judge(
+        predictions(reference),
+        int8(candidate),
+        labels(truth),
+        metric="accuracy",
+        max_drop=0.5,
+        groups=[i // 300 for i in range(3000)],
+    )
+    assert apart.verdict == alone.verdict == "passed"
+    assert alone.drop == apart.drop
+    assert few.verdict == "inconclusive"
+    assert few.drop.effective_rows == pytest.approx(10)
+    assert "10 documents" in few.drop.method
+
+
+def test_flips_in_one_document_widen_the_interval() -> None:
+    truth, reference, _ = flipped(3000, 0.9, 0, 0)
+    candidate = reference.copy()
+    candidate[:30] ^= 1  # six documents of five rows, whole
+    groups = [i // 5 for i in range(3000)]
+    sides = predictions(reference), int8(candidate), labels(truth)
+    together = judge(*sides, metric="accuracy", max_drop=0.5, groups=groups)
+    spread = judge(*sides, metric="accuracy", max_drop=0.5)
+    assert together.drop.points == spread.drop.points
+    assert together.drop.high_points - together.drop.low_points > 1.5 * (spread.drop.high_points - spread.drop.low_points)
