@@ -13,9 +13,13 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from bertopt.errors import UsageError
 from bertopt.tokenization import Tokens
 
 MAX_EDGES = 24
+# Tokens of a packed batch: the last one is often small, and steps of 512 waste less than powers of two
+BUDGETS = (256, 512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192)
+SHORTEST = 8  # tokens; no more rows are packed than a budget holds of these, since the buffers for rows are planned
 
 
 @dataclass(frozen=True)
@@ -107,13 +111,20 @@ class Group:
 
 
 class Policy(Protocol):
-    """Lengths in, groups of positions out. `window` is the most pending requests that it looks at."""
+    """Lengths in, groups of positions out."""
 
     @property
     def name(self) -> str: ...
     @property
-    def window(self) -> int: ...
-    def group(self, lengths: NDArray[np.int64]) -> list[Group]: ...
+    def window(self) -> int:
+        """The most pending requests that it looks at."""
+
+    @property
+    def least(self) -> int:
+        """The fewest pending requests that it groups while more are to come."""
+
+    def group(self, lengths: NDArray[np.int64], *, more: bool = False) -> list[Group]:
+        """Groups of all these requests; while `more` are to come, of the first ones that need not wait for those."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +139,9 @@ class Fixed:
     def window(self) -> int:
         return self.batch_size
 
-    def group(self, lengths: NDArray[np.int64]) -> list[Group]:
+    least = window
+
+    def group(self, lengths: NDArray[np.int64], *, more: bool = False) -> list[Group]:
         return [Group(m, Padded(len(m), self.length)) for m in _slices(np.arange(len(lengths)), self.batch_size)]
 
 
@@ -143,7 +156,9 @@ class Dynamic:
     def window(self) -> int:
         return self.batch_size
 
-    def group(self, lengths: NDArray[np.int64]) -> list[Group]:
+    least = window
+
+    def group(self, lengths: NDArray[np.int64], *, more: bool = False) -> list[Group]:
         return [Group(m, Padded(len(m), int(lengths[m].max()))) for m in _slices(np.arange(len(lengths)), self.batch_size)]
 
 
@@ -164,7 +179,11 @@ class Bucketed:
         object.__setattr__(self, "window", self.window // self.batch_size * self.batch_size)
         object.__setattr__(self, "_edges", np.asarray(sorted(self.edges), dtype=np.int64))
 
-    def group(self, lengths: NDArray[np.int64]) -> list[Group]:
+    @property
+    def least(self) -> int:
+        return self.window
+
+    def group(self, lengths: NDArray[np.int64], *, more: bool = False) -> list[Group]:
         order = np.argsort(lengths, kind="stable")
         groups = []
         for members in _slices(order, self.batch_size):
@@ -175,21 +194,30 @@ class Bucketed:
 
 @dataclass(frozen=True)
 class TokenBudget:
-    """In the order of arrival, packed end to end until the largest budget is full; no row is padded."""
+    """In the order of arrival, packed end to end until the largest budget is full; no row is padded.
+
+    A batch is full when the next row does not fit, so it can go as soon as that row is known: there is no window to wait for.
+    """
 
     budgets: tuple[int, ...]
     max_length: int
     max_rows: int
-    window: int = 1024
     name: str = "packed"
+    least: int = field(default=1, init=False, repr=False)
 
-    def group(self, lengths: NDArray[np.int64]) -> list[Group]:
+    @property
+    def window(self) -> int:
+        return self.max_rows
+
+    def group(self, lengths: NDArray[np.int64], *, more: bool = False) -> list[Group]:
         budgets, groups, start = sorted(self.budgets), [], 0
         ends = np.cumsum(lengths)
         while start < len(lengths):
             before = ends[start - 1] if start else 0
             stop = int(np.searchsorted(ends, before + budgets[-1], side="right"))
             stop = min(stop, start + self.max_rows)
+            if more and stop == len(lengths) < start + self.max_rows:
+                break
             used = int(ends[stop - 1] - before)
             budget = next(b for b in budgets if b >= used)
             groups.append(Group(np.arange(start, stop), Packed(budget, self.max_length)))
@@ -197,12 +225,26 @@ class TokenBudget:
         return groups
 
 
+def policy(batching: str, *, batch_size: int, length: int, edges: tuple[int, ...] = (), window: int = 0) -> Policy:
+    """The policy of a rung's `batching`; `length` is the most tokens of a row."""
+    if batching == "fixed":
+        return Fixed(batch_size, length)
+    if batching == "dynamic":
+        return Dynamic(batch_size)
+    if batching == "bucketed":
+        return Bucketed(batch_size, edges, max(window, batch_size))
+    if batching == "packed":
+        budgets = tuple(b for b in BUDGETS if b <= max(batch_size * length, BUDGETS[0]))
+        return TokenBudget(budgets, length, max_rows=budgets[-1] // SHORTEST)
+    raise UsageError(f"there is no batching policy {batching!r}")
+
+
 def _slices(order: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
     return [order[i : i + size] for i in range(0, len(order), size)]
 
 
 def batches(chunks: Iterable[Tokens], policy: Policy, *, first_window: int | None = None) -> Iterator[Batch]:
-    """Batches of consecutive chunks of tokens, window by window; every request is in exactly one of them.
+    """Batches of consecutive chunks of tokens; every request is in exactly one of them, however the chunks are cut.
 
     With `first_window` the windows start that small and double up to the policy's, as they would in a service that
     starts: a fast device would otherwise stand idle until the first whole window is tokenized.
@@ -213,18 +255,24 @@ def batches(chunks: Iterable[Tokens], policy: Policy, *, first_window: int | Non
     for chunk in chunks:
         pending.append(chunk)
         count += len(chunk)
-        while count >= window:
+        while count >= min(window, policy.least):
             tokens = Tokens.concat(pending)
-            yield from _window(tokens.slice(0, window), start, policy)
-            rest = tokens.slice(window, count)
-            pending, count, start = [rest] if len(rest) else [], len(rest), start + window
+            made = list(_grouped(tokens.slice(0, min(window, count)), start, policy, more=True))
+            yield from made
+            taken = sum(batch.rows for batch in made)
+            rest = tokens.slice(taken, count)
+            pending, count, start = [rest] if len(rest) else [], len(rest), start + taken
             window = min(2 * window, policy.window)
+            if not taken:
+                break
     if count:
-        yield from _window(Tokens.concat(pending), start, policy)
+        yield from _grouped(Tokens.concat(pending), start, policy)
 
 
-def _window(tokens: Tokens, start: int, policy: Policy) -> Iterator[Batch]:
-    groups = policy.group(tokens.lengths)
+def _grouped(tokens: Tokens, start: int, policy: Policy, *, more: bool = False) -> Iterator[Batch]:
+    groups = policy.group(tokens.lengths, more=more)
+    if not groups:
+        return
     ordered = tokens.take(np.concatenate([group.members for group in groups]))  # once a window, not once a batch
     taken = 0
     for group in groups:
@@ -279,10 +327,11 @@ def _batch_maxima(lengths: NDArray[np.int64], batch_size: int, window: int) -> N
 
 def waste(lengths: NDArray[np.int64], policy: Policy) -> tuple[float, float]:
     """(padding fraction, attention waste) of a policy on these lengths, from arithmetic alone."""
-    computed = pairs = 0
-    for start in range(0, len(lengths), policy.window):
+    computed = pairs = start = 0
+    while start < len(lengths):
         pending = lengths[start : start + policy.window]
-        for group in policy.group(pending):
+        for group in policy.group(pending, more=start + len(pending) < len(lengths)):
             computed += group.layout.computed_tokens
             pairs += group.layout.computed_pairs(pending[group.members])
+            start += len(group.members)
     return 1.0 - float(lengths.sum()) / computed, 1.0 - float((lengths**2).sum()) / pairs

@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertopt.backends.base import Artifact, Options, Session, backend
-from bertopt.batching import Bucketed, Dynamic, Fixed, Policy, TokenBudget, batches
+from bertopt.batching import Policy, batches, policy
 from bertopt.errors import BackendUnavailable, DataError, PlanError, UsageError
 from bertopt.heads import Answer, interpret
 from bertopt.plan import open_plan, sha256
-from bertopt.run import BUDGETS, logits_of
+from bertopt.run import logits_of
 from bertopt.tokenization import FastTokenizer, load_tokenizer
 
 SCHEMA_VERSION = 1
@@ -91,15 +91,8 @@ class Bundle:
 
     def policy(self) -> Policy:
         """How the rung grouped its requests."""
-        m = self.manifest
-        if m.batching == "fixed":
-            return Fixed(m.batch_size, m.max_length)
-        if m.batching == "dynamic":
-            return Dynamic(m.batch_size)
-        if m.batching == "packed":
-            budgets = tuple(b for b in BUDGETS if b <= max(m.batch_size * m.max_length, BUDGETS[0]))
-            return TokenBudget(budgets, m.max_length, max_rows=budgets[-1] // 8, window=m.window)
-        return Bucketed(m.batch_size, tuple(m.bucket_edges), max(m.window, m.batch_size))
+        m, edges = self.manifest, tuple(self.manifest.bucket_edges)
+        return policy(m.batching, batch_size=m.batch_size, length=m.max_length, edges=edges, window=m.window)
 
     def open(self, *, threads: int | None = None, in_flight: int = 1) -> Session:
         """A session on the model. Raises BackendUnavailable, PlanError or GraphError where it cannot run here."""

@@ -1,4 +1,4 @@
-"""Runs a ladder: opens its rungs, warms them up, measures them in turn on the same texts, and writes the record."""
+"""Opens rungs, warms them up, and measures them in turn on the same texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from bertopt import feed, ladder
 from bertopt.backends.base import Artifact, Options, Session, backend
-from bertopt.batching import Batch, Bucketed, Dynamic, Fixed, Policy, TokenBudget, batches
+from bertopt.batching import Batch, Policy, batches, policy
 from bertopt.errors import BackendUnavailable, BertoptError, UsageError
 from bertopt.ladder import Pipeline, Rung
 from bertopt.measure import arithmetic
@@ -28,8 +28,6 @@ from bertopt.workspace import Workspace
 
 HEADROOM = 2.0  # together workers took 1.3 times what one takes alone, and one that is just in time is late at every hiccup
 COUNTER_SECONDS = 0.5  # a window in which the card's counters tick often enough to mean something
-# Tokens of a packed batch: the last of a window is often small, and steps of 512 waste less than powers of two
-BUDGETS = (256, 512, 1024, 1536, 2048, 2560, 3072, 3584, 4096, 5120, 6144, 7168, 8192)
 
 
 class Progress(Protocol):
@@ -155,15 +153,15 @@ class Runner:
             artifact = module.prepare(self.workspace, choice.precision)
             self._sessions[key] = (module.open(artifact, options), artifact, time.perf_counter() - start)
         session, artifact, prepare_s = self._sessions[key]
-        policy = self.policy(choice)
-        grouped = list(batches([self.tokens], policy, first_window=self._first_window))
+        grouping = self.policy(choice)
+        grouped = list(batches([self.tokens], grouping, first_window=self._first_window))
         # A session that captures CUDA graphs does so when it meets a shape again
         first_ms, warmup_s = warm_up(session, grouped, rounds=2 if self.settings.device == "cuda" else 1)
         opened = Opened(
             rung=rung,
             pipeline=choice,
             session=session,
-            policy=policy,
+            policy=grouping,
             tokenizer=self.tokenizers[choice.tokenizer],
             artifact=artifact,
             batches=grouped,
@@ -180,17 +178,14 @@ class Runner:
         return opened
 
     def policy(self, choice: Pipeline) -> Policy:
-        size, longest = self.settings.batch_size, self.settings.sequence_length
-        if choice.batching == "fixed":
-            return Fixed(size, longest)
-        if choice.batching == "dynamic":
-            return Dynamic(size)
-        if choice.batching == "bucketed":
-            return Bucketed(size, self.edges, max(self.settings.window, size))
-        if choice.batching == "packed":
-            budgets = tuple(b for b in BUDGETS if b <= max(size * longest, BUDGETS[0]))
-            return TokenBudget(budgets, longest, max_rows=budgets[-1] // 8, window=self.settings.window)
-        raise UsageError(f"there is no batching policy {choice.batching!r}")
+        asked = self.settings
+        return policy(
+            choice.batching,
+            batch_size=asked.batch_size,
+            length=asked.sequence_length,
+            edges=self.edges,
+            window=asked.window,
+        )
 
     def _workers(self, opened: Opened) -> int:
         """As asked, or as many as the first batches want: ceil(T_h / T_d), and never more than the cores."""
@@ -207,8 +202,8 @@ class Runner:
             opened.tokenizer.encode(self.requests.texts[:rows], self.requests.pairs[:rows] if self.requests.pairs else None)
         host_ms = (time.perf_counter() - start) / len(few) * 1e3
         wanted = arithmetic.workers_needed(host_ms * (HEADROOM if self.settings.device == "cuda" else 1.0), device_ms)
-        # Computation has the cores of a CPU. Beside a GPU the loop and the workers' answers want a few of their own.
-        chosen = max(1, min(wanted, cores if self.settings.device == "cpu" else cores - max(1, cores // 4)))
+        # Computation has the cores of a CPU. Beside a GPU the loop that launches wants one of its own.
+        chosen = max(1, min(wanted, cores if self.settings.device == "cpu" else cores - 1))
         opened.notes.append(
             f"workers: {host_ms:.2f} ms of tokenizing over {device_ms:.2f} ms on the device wants {wanted}; {chosen} run"
         )
@@ -268,14 +263,14 @@ class Runner:
     @property
     def _first_window(self) -> int | None:
         """A GPU is fast enough to notice the wait for a first whole window; a CPU has the padding to lose."""
-        return self.settings.window // 2 if self.settings.device == "cuda" else None
+        return self.settings.window // 4 if self.settings.device == "cuda" else None
 
     def _chunks(self, opened: Opened) -> Iterable[feed.Chunk]:
         if opened.workers is None:
             return feed.serial(self.requests, opened.tokenizer, rows=opened.policy.window)
         # A whole window is taken at once, so the workers must be allowed to have the next one ready.
         depth = opened.policy.window // feed.CHUNK_ROWS + 2 * opened.workers
-        first_rows = feed.CHUNK_ROWS // 4 if self._first_window else None
+        first_rows = feed.CHUNK_ROWS // 8 if self._first_window else None
         return self._pool(opened.tokenizer, opened.workers).ahead(self.requests, depth=depth, first_rows=first_rows)
 
     def _pool(self, tokenizer: feed.Tokenizer, workers: int) -> feed.Workers:

@@ -17,7 +17,7 @@ POLICIES = st.sampled_from(
         Dynamic(8),
         Bucketed(8, (8, 16, 40, 64), 32),
         Bucketed(5, (64,), 7),
-        TokenBudget((64, 128, 256), 64, max_rows=16, window=32),
+        TokenBudget((64, 128, 256), 64, max_rows=16),
     ]
 )
 
@@ -48,8 +48,37 @@ def test_every_request_is_in_exactly_one_batch_and_brings_its_own_tokens(lengths
 @settings(max_examples=100, deadline=None)
 def test_no_policy_sees_more_than_its_window(lengths, policy):
     for batch in batches([tokens_of(lengths)], policy):
-        windows = set((batch.positions // policy.window).tolist())
-        assert len(windows) == 1
+        if isinstance(policy, TokenBudget):
+            assert np.ptp(batch.positions) < policy.window
+        else:
+            assert len(set((batch.positions // policy.window).tolist())) == 1
+
+
+@given(LENGTHS, POLICIES, st.integers(1, 50), st.sampled_from([None, 4, 16]))
+@settings(max_examples=100, deadline=None)
+def test_batches_are_the_same_however_the_chunks_are_cut(lengths, policy, chunk, first_window):
+    tokens = tokens_of(lengths)
+    chunks = [tokens.slice(i, min(i + chunk, len(lengths))) for i in range(0, len(lengths), chunk)]
+    cut, whole = (list(batches(given, policy, first_window=first_window)) for given in (chunks, [tokens]))
+    assert [(b.positions.tolist(), b.layout) for b in cut] == [(b.positions.tolist(), b.layout) for b in whole]
+
+
+@given(LENGTHS)
+@settings(deadline=None)
+def test_a_packed_batch_goes_as_soon_as_the_next_row_cannot_join_it(lengths):
+    policy, given = TokenBudget((64, 128), 64, max_rows=16), []
+
+    def one_by_one():
+        for length in lengths:
+            given.append(length)
+            yield tokens_of([length])
+
+    first = next(batches(one_by_one(), policy))
+    if first.rows < min(16, len(lengths)):
+        assert given == lengths[: first.rows + 1]
+        assert sum(given) > 128
+    else:
+        assert given == lengths[: first.rows]
 
 
 @given(LENGTHS, POLICIES)
@@ -118,4 +147,5 @@ def test_a_slice_of_tokens_is_what_taking_its_rows_gives(lengths, data):
     start = data.draw(st.integers(0, len(lengths)))
     stop = data.draw(st.integers(start, len(lengths)))
     ours, right = tokens.slice(start, stop), tokens.take(np.arange(start, stop))
-    assert np.array_equal(ours.ids, right.ids) and np.array_equal(ours.offsets, right.offsets)
+    assert np.array_equal(ours.ids, right.ids)
+    assert np.array_equal(ours.offsets, right.offsets)
