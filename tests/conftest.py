@@ -98,6 +98,34 @@ def any_tokenizer(request: pytest.FixtureRequest, tokenizer_folder: Path) -> Cal
     return lambda max_length: load_reference_tokenizer(tokenizer_folder, max_length=max_length, model_type="bert")
 
 
+# Graphs
+
+
+@pytest.fixture(scope="session")
+def exported(checkpoint_folder: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """`exported("bert")` -> its canonical graph, of eager attention (tests.quantized.Exported)."""
+    from bertopt.graph.export import export
+    from bertopt.model import open_checkpoint
+    from tests.quantized import Exported
+
+    made: dict[str, Exported] = {}
+
+    def make(kind: str) -> Exported:
+        if kind not in made:
+            checkpoint = open_checkpoint(str(checkpoint_folder(kind)))
+            path = tmp_path_factory.mktemp("exported") / "canonical.onnx"
+            export(checkpoint.torch_module(attention="eager"), checkpoint, path)
+            made[kind] = Exported(checkpoint, path)
+        return made[kind]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(exported: Callable[[str], Any]) -> Any:
+    return exported("bert")
+
+
 # Ladders
 
 
