@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from bertopt.batching import Dynamic, TokenBudget
 from bertopt.serve.cost import Cost, fit
-from bertopt.serve.grouping import Alone, Bucketed, FirstCome
+from bertopt.serve.grouping import BACKLOG, Alone, Bucketed, FirstCome
 from bertopt.serve.scheduler import Queue
 
 EDGES, ROWS, TOKENS = (4, 8, 16, 32), 5, 64
@@ -31,7 +31,7 @@ class Waiting:
 
 def groupings():
     bucketed = Bucketed(EDGES, ROWS, TOKENS, COST, window=12)
-    packed = TokenBudget((32, 64), 32, max_rows=8, window=12)
+    packed = TokenBudget((32, 64), 32, max_rows=8)
     return [Alone(), FirstCome(Dynamic(ROWS), ROWS), bucketed, FirstCome(packed, 8)]
 
 
@@ -63,7 +63,10 @@ def test_every_request_is_in_one_batch_and_the_oldest_goes_first(lengths, which)
         assert rows_of(decision) <= (8 if which == 3 else ROWS)
         if which == 2:
             assert decision.layout.length in EDGES
-            assert decision.layout.computed_tokens <= TOKENS or len(decision.batch) == 1
+            waiting = [length for length, item in zip(lengths, items, strict=True) if item not in seen]
+            backlog = sum(EDGES[np.searchsorted(EDGES, length)] for length in waiting)
+            most = max(TOKENS, BACKLOG * backlog)
+            assert decision.layout.computed_tokens <= most or len(decision.batch) == 1
         seen += decision.batch
     assert len(seen) == len(set(map(id, seen))) == len(items)
 
@@ -107,7 +110,7 @@ def test_the_cut_between_buckets_is_the_cheapest(lengths):
         return [used[a:b] for a, b in itertools.pairwise(ends)]
 
     best = min(sum(map(price, parts(cuts))) for cuts in itertools.product([0, 1], repeat=len(used) - 1))
-    low, high = grouping._part(buckets)
+    low, high = grouping._part(buckets, np.clip(TOKENS // np.array(EDGES), 1, ROWS))
     mine = [b for b in used if low <= b <= high]
     others = [cuts for cuts in itertools.product([0, 1], repeat=len(used) - 1) if mine in parts(cuts)]
     assert min(sum(map(price, parts(cuts))) for cuts in others) == pytest.approx(best)
@@ -120,6 +123,20 @@ def test_short_ones_do_not_pay_for_a_long_one():
     assert (apart.positions.tolist(), apart.layout.length) == ([0, 2, 3, 4, 5], 8)
     dear = Bucketed((8, 128), 32, 4096, Cost(1.0, 0.00003))  # a launch costs more than all of the padding
     assert dear.pick(np.array([5, 128, 6, 7, 5, 6])).layout.length == 128
+
+
+def test_a_long_queue_makes_larger_batches():
+    grouping = Bucketed((8, 128), 32, 256, Cost(0.001, 0.00003))
+    assert len(grouping.pick(np.full(4, 128)).positions) == 2
+    assert len(grouping.pick(np.full(64, 128)).positions) == BACKLOG * 64
+
+
+def test_only_a_full_batch_is_sent_where_nothing_else_is_asked_for():
+    queue = Queue(Bucketed((8, 128), 2, 256, Cost(0.001, 0.00003)), 0.005)
+    queue.add(Waiting(100, 0.0))
+    assert queue.next(1.0, full=True).batch == []
+    queue.add(Waiting(120, 1.0))
+    assert len(queue.next(1.0, full=True).batch) == 2
 
 
 def test_a_batch_that_is_not_full_waits_and_a_full_one_does_not():

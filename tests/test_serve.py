@@ -61,7 +61,7 @@ def application(bundle, engine=None, *, max_queue=64, **options):
         return Service(made.tokenizer, made.head, [engine], finish, make_queue=lambda c: (queue(c)[0], max_queue))
 
     app = Application(bundle, Settings(max_wait_ms=1), make=make, **options)
-    server = uvicorn.Server(uvicorn.Config(app.asgi, log_level="error", access_log=False))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="error", access_log=False))
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         thread = threading.Thread(target=server.run, args=([sock],), daemon=True)

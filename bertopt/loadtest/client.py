@@ -91,14 +91,27 @@ class Pool:
         self.target = target
         self._idle: list[Connection] = []
         self._all: list[Connection] = []
+        self._opening: set[asyncio.Task[None]] = set()
 
-    async def send(self, request: bytes, told: Callable[[int, bytes], None]) -> None:
+    def send(self, request: bytes, told: Callable[[int, bytes], None]) -> None:
         """Send on an idle connection, or on a new one. `told` is called once."""
-        connection = await self._take()
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.open:
+                self._on(connection, request, told)
+                return
+        one = asyncio.ensure_future(self._on_new(request, told))
+        self._opening.add(one)
+        one.add_done_callback(self._opening.discard)
+
+    async def _on_new(self, request: bytes, told: Callable[[int, bytes], None]) -> None:
+        connection = await self._open()
         if connection is None:
             told(0, b"")
-            return
+        else:
+            self._on(connection, request, told)
 
+    def _on(self, connection: Connection, request: bytes, told: Callable[[int, bytes], None]) -> None:
         def done(status: int, body: bytes) -> None:
             if connection.open:
                 self._idle.append(connection)
@@ -106,11 +119,7 @@ class Pool:
 
         connection.send(request, done)
 
-    async def _take(self) -> Connection | None:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.open:
-                return connection
+    async def _open(self) -> Connection | None:
         self._all = [one for one in self._all if one.open]
         if len(self._all) >= MOST_CONNECTIONS:
             return None

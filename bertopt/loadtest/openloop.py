@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import time
 from collections.abc import Callable, Sequence
 
@@ -69,7 +70,7 @@ async def _hold(
 ) -> Point:
     latency, late = np.full(len(due), np.inf), np.zeros(len(due))
     statuses: collections.Counter[int] = collections.Counter()
-    pool, everything, sending = Pool(target), asyncio.Event(), set()
+    pool, everything = Pool(target), asyncio.Event()
     start = time.perf_counter() + 0.05
     last = start
 
@@ -89,11 +90,7 @@ async def _hold(
         if wait > SPIN_S:
             await asyncio.sleep(wait)
         late[number] = time.perf_counter() - start - at
-        one = asyncio.ensure_future(
-            pool.send(requests[number % len(requests)], lambda status, body, n=number: answered(n, status, body))  # type: ignore[misc]
-        )
-        sending.add(one)
-        one.add_done_callback(sending.discard)
+        pool.send(requests[number % len(requests)], functools.partial(answered, number))
         if wait <= SPIN_S:
             await asyncio.sleep(0)  # whatever is due at once, answers are read in between
     if len(due):

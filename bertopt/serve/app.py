@@ -53,10 +53,14 @@ class Application:
         self.service = make(bundle, settings, self._finish)
         self.failure: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        answer, embed = Answering(self, "/predict"), Answering(self, "/embed")
-        # The routes that answer texts are plain ASGI: a request object each would cost more than the queue does
-        routes = [Route("/predict", answer, methods=["POST"]), Route("/embed", embed, methods=["POST"])]
-        self.asgi = Starlette(routes=[*routes, *pages.routes(self)], lifespan=self._lifespan)
+        self._answering = {path: Answering(self, path) for path in ("/predict", "/embed")}
+        routes = [Route(path, answer, methods=["POST"]) for path, answer in self._answering.items()]
+        self._pages = Starlette(routes=[*routes, *pages.routes(self)], lifespan=self._lifespan)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI. Texts come straight to what answers them: a router costs a request more than the queue does."""
+        answering = self._answering.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+        await (answering or self._pages)(scope, receive, send)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Any) -> AsyncIterator[None]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bertopt.serve.service import Service
 
 # Before a batch should be done the next is sent, so that the engine stages it meanwhile and never waits for this process: late
-# enough that what arrives may still join it, early enough for a machine whose cores are all busy
+# enough that what arrives may still join it, early enough for a machine whose cores are all busy. A full batch goes at once
 LEAD_S, LEAD_SHARE = 0.003, 0.6
 HANDLING_S = 0.002  # of a batch beside its computation: pipe, staging, answers
 SLOWEST = 20.0  # times the expected seconds, and STALL_S at least: an engine that takes longer hangs
@@ -88,19 +88,25 @@ class Dispatcher:
             self.ready, self.failed = True, False
 
     def _step(self) -> None:
-        """Send a batch where the engine is about to be free, and take a result where one is due."""
+        """Send a batch where it is full or the engine is about to be free, and take a result where one is due."""
         service = self.service
         if self._sent:
+            self._send_second(full=True)
             lead = max(LEAD_S, LEAD_SHARE * self._sent[0].expected_s)
             left = self._sent[0].ends_s - lead - service.clock()
             done = self.engine.poll(left)
-            if len(self._sent) == 1 and not done and not self._sent[0].items[0].alone:
-                self._send_next(wait=False)
+            if not done:
+                self._send_second()
             self._take_result(send_first=done)
         else:
             self._send_next(wait=True)
 
-    def _send_next(self, *, wait: bool) -> None:
+    def _send_second(self, *, full: bool = False) -> None:
+        """Beside one batch, which is no suspect, the engine may have another."""
+        if len(self._sent) == 1 and not self._sent[0].items[0].alone:
+            self._send_next(wait=False, full=full)
+
+    def _send_next(self, *, wait: bool, full: bool = False) -> None:
         """Take the next batch of the queue, if there is one; with `wait`, wait until there is, or the service ends."""
         service, late, items = self.service, [], []
         layout: Layout | None = None
@@ -108,12 +114,12 @@ class Dispatcher:
             while not service.closed:
                 assert service.queue is not None
                 now = service.clock()
-                decision = service.queue.next(now, hurry=service.draining)
+                decision = service.queue.next(now, hurry=service.draining, full=full)
                 late += decision.late
                 items, layout = decision.batch, decision.layout
                 if items or late or not wait:
                     break
-                service.lock.wait(min(decision.wake_s - now, threading.TIMEOUT_MAX))
+                service.queued.wait(min(decision.wake_s - now, threading.TIMEOUT_MAX))
             service.running += len(items)
         if late:
             from bertopt.serve.service import LATE
@@ -164,7 +170,6 @@ class Dispatcher:
             self._answer(sent.items, found)
         with self.service.lock:
             self.service.running -= len(sent.items)
-            self.service.lock.notify_all()
 
     def _answer(self, items: list[Item], found: Answered) -> None:
         logits = found.logits[: len(items)]
@@ -185,7 +190,7 @@ class Dispatcher:
         with self.service.lock:
             assert self.service.queue is not None
             self.service.queue.put_back([item for item in items if not item.gone])
-            self.service.lock.notify_all()
+            self.service.queued.notify_all()
 
     def _refuse(self, item: Item, what: str) -> None:
         message = f"the model fails on text {item.position + 1} ({what})"
@@ -206,7 +211,7 @@ class Dispatcher:
                     service.queue.put_back([item for item in sent.items if not item.gone])
         with service.lock:
             service.running -= sum(len(sent.items) for sent in lost)
-            service.lock.notify_all()
+            service.queued.notify_all()
         attempt = 0
         while not service.closed:
             try:

@@ -51,6 +51,7 @@ def serve_bundle(folder: Path, settings: Settings, listen: Listen) -> int:
     except ImportError as error:
         raise BackendUnavailable(f"serving wants {error.name}: pip install 'bertopt[serve]'") from None
 
+    from bertopt.feed import rust_threads
     from bertopt.serve.app import Application
 
     bundle = open_bundle(folder)
@@ -60,10 +61,11 @@ def serve_bundle(folder: Path, settings: Settings, listen: Listen) -> int:
     with _listening(listen) as sock:
         host, port = sock.getsockname()[:2]
         config = uvicorn.Config(
-            application.asgi,
+            application,
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             backlog=BACKLOG,
             timeout_keep_alive=30,
             timeout_graceful_shutdown=int(listen.drain_s) + 1,
@@ -78,7 +80,8 @@ def serve_bundle(folder: Path, settings: Settings, listen: Listen) -> int:
             print(line)
         print(f"listening at http://{host}:{port} (docs at /docs)", flush=True)
         sys.setswitchinterval(SWITCH_S)
-        with _own_signals():
+        # Beside a computation on the same cores, one call of the tokenizer spread over them costs half as much again
+        with rust_threads(bundle.manifest.device != "cpu"), _own_signals():
             server.run([sock])
     if application.failure is not None:
         print(f"bertopt: {application.failure}", file=sys.stderr)

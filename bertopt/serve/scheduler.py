@@ -75,8 +75,8 @@ class Queue(Generic[Item]):
         items, self._items = self._items, []
         return items
 
-    def next(self, now_s: float, *, hurry: bool = False) -> Decision[Item]:
-        """The next batch, taken out of the queue. With `hurry` nothing waits for more."""
+    def next(self, now_s: float, *, hurry: bool = False, full: bool = False) -> Decision[Item]:
+        """The next batch, taken out of the queue. With `hurry` nothing waits for more; with `full` all else does."""
         late = self._clean(now_s)
         if not self._items:
             return Decision([], None, math.inf, late)
@@ -87,7 +87,7 @@ class Queue(Generic[Item]):
         pick = self.grouping.pick(np.fromiter((item.length for item in seen), np.int64, len(seen)))
         chosen = [seen[position] for position in pick.positions.tolist()]
         wake = self._until(chosen)
-        if not (pick.full or hurry or wake <= now_s):
+        if not (pick.full or (not full and (hurry or wake <= now_s))):
             return Decision([], None, wake, late)
         taken = set(pick.positions.tolist())
         self._items[: len(seen)] = [item for position, item in enumerate(seen) if position not in taken]

@@ -2,8 +2,8 @@
 
     submit -> raw -> [tokenizing threads] -> queue -> [a thread an engine] -> finish
 
-One lock guards what waits. A batch that fails is run again text by text, so that the one that fails it fails alone; an engine
-that dies is started again while the requests wait.
+One lock guards what waits, and each kind of thread is woken by a condition of its own. A batch that fails is run again text by
+text, so that the one that fails it fails alone; an engine that dies is started again while the requests wait.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ class Service:
         clock: Clock = time.perf_counter,
     ) -> None:
         self.tokenizer, self.head, self.finish, self.clock = tokenizer, head, finish, clock
-        self.lock = threading.Condition()
+        self.lock = threading.RLock()
+        self.arrived = {large: threading.Condition(self.lock) for large in (False, True)}
+        self.queued = threading.Condition(self.lock)
         self.raw: dict[bool, collections.deque[Item]] = {False: collections.deque(), True: collections.deque()}
         self.tokenizing = 0  # items that are out of `raw` and not in `queue` yet
         self.running = 0  # items that an engine has
@@ -111,7 +113,7 @@ class Service:
                 pair = None if pairs is None else pairs[position]
                 large = len(text) + len(pair or "") > LARGE
                 self.raw[large].append(Item(ticket, position, text, pair))
-            self.lock.notify_all()
+                self.arrived[large].notify()
         return None
 
     def full(self, texts: int = 1) -> Refusal | None:
@@ -173,10 +175,10 @@ class Service:
         """Take nothing on any more and wait until all that was taken on is done; whether that was in time."""
         with self.lock:
             self.draining = True
-            self.lock.notify_all()
+            self.queued.notify_all()
             end = self.clock() + seconds
             while (self.waiting or self.running) and self.clock() < end:
-                self.lock.wait(0.02)
+                self.queued.wait(0.02)
             return not (self.waiting or self.running)
 
     def close(self) -> None:
@@ -186,7 +188,8 @@ class Service:
             left = [*self.raw[False], *self.raw[True], *(self.queue.drain() if self.queue else [])]
             for lane in self.raw.values():
                 lane.clear()
-            self.lock.notify_all()
+            for condition in (*self.arrived.values(), self.queued):
+                condition.notify_all()
         self.end([item.ticket for item in left], DRAINING)
         for dispatcher in self.dispatchers:
             dispatcher.close()
@@ -195,7 +198,7 @@ class Service:
         lane = self.raw[large]
         while True:
             with self.lock:
-                self.lock.wait_for(lambda: bool(lane) or self.closed)
+                self.arrived[large].wait_for(lambda: bool(lane) or self.closed)
                 if self.closed:
                     return
                 items = [lane.popleft() for _ in range(min(len(lane), 1 if large else TOGETHER))]
@@ -208,7 +211,7 @@ class Service:
                 for item in wanted:
                     if item.length and not item.gone:
                         self.queue.add(item)
-                self.lock.notify_all()
+                self.queued.notify_all()
             for ticket, refusal in refused:
                 self.end([ticket], refusal)
 
