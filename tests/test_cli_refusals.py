@@ -182,6 +182,15 @@ def test_a_report_that_does_not_fit_leaves_the_record_to_make_it_from(ladder, tm
     assert (run / "report.html").exists()
 
 
+def test_a_library_that_the_report_lacks_is_named_and_leaves_the_record(ladder, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        refused(ladder(), "matplotlib", "missing")
+    run = tmp_path / "runs" / "one"
+    untouched(run, "answers.npz", "ladder.json", "reference.npz")
+    assert cli.run(["report", str(run)]) == 0
+
+
 @pytest.mark.parametrize(
     "content", [None, "", "[]", "{}", '{"schema_version": 99}', '{"schema_version": 1}', '{"schema_version": ']
 )

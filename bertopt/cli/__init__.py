@@ -69,6 +69,10 @@ def run(arguments: list[str]) -> int:
         return _say("stopped; nothing half-written is left", stopped.exit_code)
     except (BrokenPipeError, SystemExit):  # typer makes the second of the first
         return 141  # nobody reads on, as after SIGPIPE
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.partition(".")[0] == "bertopt":
+            raise
+        return _say(f"{error.name} is missing in this environment: install bertopt together with what it requires", 2)
     except OSError as error:
         return _say(f"{error.filename or 'the system'}: {error.strerror or error}", 2)
     except Exception as error:

@@ -65,8 +65,8 @@ def ladder(
     )
     with progress() as bar:
         record, folder = climb(wanted, bar)
-    html.write_report(record, folder / "report.html")
     terminal.print_ladder(record)
+    html.write_report(record, folder / "report.html")
     print(f"\nreport  {folder / 'report.html'}\nrecord  {folder / 'ladder.json'}")
     return 0 if record.best else 1
 
@@ -83,6 +83,6 @@ def report(
 
     record = load_ladder(run)
     target = out or (run if run.is_dir() else run.parent) / "report.html"
-    html.write_report(record, target)
     terminal.print_ladder(record)
+    html.write_report(record, target)
     print(f"\nreport  {target}")
