@@ -202,6 +202,14 @@ def test_beside_a_finding_that_stands_only_what_stands_too_is_told():
     assert noisy == ["UNDERFILLED"], "1.25x and arithmetic that binds in two of three repeats are inside the noise"
 
 
+def test_waiting_for_the_device_is_not_taken_for_batches_that_are_too_small():
+    stall = {"batch_ms": 14.0, "repeats_ms": [], "synchronizations": 1.0, "launch_wait_ms": 7.0, "launch_ms": 13.0}
+    waits = replace(HEALTHY, **stall, growth=[Growth(128, 14.0), Growth(512, 41.0)])
+    assert verdicts(waits) == ["SYNC-STALLED"], "4 ms of each are the waiting, of 128 rows as of 512"
+    both = replace(waits, growth=[Growth(128, 14.0), Growth(512, 16.0)])
+    assert set(verdicts(both)) >= {"UNDERFILLED", "SYNC-STALLED"}
+
+
 @given(st.lists(st.floats(5.0, 50.0), min_size=2, max_size=5), st.sampled_from(sorted(PLANTED)))
 def test_a_fault_that_is_told_brings_more_than_repeats_far_apart_differ_by(repeats, planted):
     seen = replace(HEALTHY, **PLANTED[planted])

@@ -26,6 +26,7 @@ from bertopt.tokens import Tokens
 GROWN = (1, 4, 16, 64)  # times the batch size, to see whether the device has room
 GROWN_ROWS = 512  # the most rows of a grown batch, unless the pipeline's own has more
 FEW = 6  # batches of a replay that only compares
+ROUNDS = 3  # of timing the sizes in turn
 TOKENIZED = 512  # rows that show what the Rust tokenizer would cost
 BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "int8": 1, "fp8": 1}
 READS = 9  # clock readings per batch of the loop
@@ -202,27 +203,37 @@ def _activity(opened: Opened, seen: Observation) -> dict[str, Any]:
 
 
 def growth(runner: Runner, opened: Opened) -> list[Growth]:
-    """Device time of batches that lie ready, at the pipeline's size and at larger ones, while the texts fill them."""
-    policy, found = opened.policy, list[Growth]()
+    """Device time of batches that lie ready, at the pipeline's size and at larger ones, while the texts fill them.
+
+    The sizes are timed in turn and each keeps its fastest, so that a slow moment or a card that wakes up is nobody's own.
+    """
+    policy = opened.policy
     if not isinstance(policy, (Fixed, Dynamic, Bucketed)):
-        return found
-    size = policy.batch_size
-    for times in GROWN:
-        if times > 1 and (times * size > len(runner.requests) or times * size > GROWN_ROWS):
+        return []
+    grown = dict[int, tuple[Fixed | Dynamic | Bucketed, list[Batch]]]()
+    for rows in (times * policy.batch_size for times in GROWN):
+        if grown and rows > min(len(runner.requests), GROWN_ROWS):
             break
-        changes: dict[str, Any] = {"window": max(policy.window, times * size)} if isinstance(policy, Bucketed) else {}
-        larger = replace(policy, batch_size=times * size, **changes)
-        whole = [b for b in batches([runner.tokens], larger) if b.rows == times * size]
+        changes: dict[str, Any] = {"window": max(policy.window, rows)} if isinstance(policy, Bucketed) else {}
+        larger = replace(policy, batch_size=rows, **changes)
+        whole = [b for b in batches([runner.tokens], larger) if b.rows == rows]
         # Rows of like length at every size: the same mix of short and long batches
-        some = whole[:: max(1, len(whole) // FEW)][:FEW]
-        warm_up(opened.session, some)
-        seconds = min(replay(opened.session, some, opened.in_flight) for _ in range(3))
-        start = time.perf_counter()
-        for batch in batches([Tokens.concat([b.tokens for b in some])], larger):
-            _fill(batch)
-        collate_ms = 1e3 * (time.perf_counter() - start) / len(some)
-        found.append(Growth(times * size, 1e3 * seconds / len(some), collate_ms))
-    return found
+        grown[rows] = larger, whole[:: max(1, len(whole) // FEW)][:FEW]
+        warm_up(opened.session, grown[rows][1])
+    seconds: dict[int, list[float]] = {rows: [] for rows in grown}
+    for _ in range(ROUNDS):
+        for rows, (_, some) in grown.items():
+            seconds[rows].append(replay(opened.session, some, opened.in_flight))
+    device_ms = {rows: 1e3 * min(seconds[rows]) / len(some) for rows, (_, some) in grown.items()}
+    return [Growth(rows, device_ms[rows], _collating_ms(*grown[rows])) for rows in grown]
+
+
+def _collating_ms(policy: Fixed | Dynamic | Bucketed, some: list[Batch]) -> float:
+    """Milliseconds that grouping and filling a batch of these takes, with nothing around it."""
+    start = time.perf_counter()
+    for batch in batches([Tokens.concat([b.tokens for b in some])], policy):
+        _fill(batch)
+    return 1e3 * (time.perf_counter() - start) / len(some)
 
 
 def _bucketed(runner: Runner, opened: Opened, seen: Observation) -> dict[str, Any]:

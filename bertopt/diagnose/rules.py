@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bertopt.diagnose.policy import Policy
-from bertopt.diagnose.whatif import predicted_ms, stages
+from bertopt.diagnose.whatif import blocks, predicted_ms, stages
 from bertopt.measure import arithmetic
 from bertopt.records_diagnosis import Finding, Observation
 
@@ -163,8 +163,11 @@ def underfilled(o: Observation, p: Policy) -> Finding | None:
     if len(o.growth) < 2 or o.device_ms is None:
         return None
     here = o.growth[0]
-    best = min(o.growth, key=lambda g: g.device_ms / g.rows)
-    ratio = (best.device_ms / best.rows) / (here.device_ms / here.rows)
+    # Where the loop blocks, each of these batches waited as well, whatever its rows: mending that is another rule's to say
+    waited = max(0.0, here.device_ms - o.device_ms) if blocks(o) else 0.0
+    per_row = {g.rows: max(0.0, g.device_ms - waited) / g.rows for g in o.growth}
+    best = min(o.growth, key=lambda g: per_row[g.rows])
+    ratio = per_row[best.rows] / per_row[here.rows]
     if best.rows == here.rows or ratio > p.flat:
         return None
     why = (
