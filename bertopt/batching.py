@@ -82,12 +82,6 @@ class Batch:
         """Wasted tokens over computed tokens."""
         return 1.0 - self.real_tokens / self.computed_tokens
 
-    @property
-    def attention_waste(self) -> float:
-        """Wasted over computed query-key pairs."""
-        lengths = self.tokens.lengths
-        return 1.0 - float((lengths**2).sum()) / self.layout.computed_pairs(lengths)
-
     def fill(
         self, ids: NDArray[np.integer], mask: NDArray[np.integer], types: NDArray[np.integer] | None, *, pad_id: int = 0
     ) -> None:

@@ -25,6 +25,7 @@ from bertopt.answers import feeds_of, judge, text_batches
 from bertopt.builders import BUILDERS, process, versions
 from bertopt.builders.process import Built, Job, Progress
 from bertopt.errors import BackendUnavailable, UsageError
+from bertopt.files import digest
 from bertopt.plan import Manifest, Plan, tokenizer_fingerprint
 from bertopt.profiles import Profile
 
@@ -190,7 +191,7 @@ def building(
             precision=built.precision,
             graph_sha256=storage.digest(graph),
             plan_bytes=Path(job.out).stat().st_size,
-            plan_sha256=plans.sha256(Path(job.out)),
+            plan_sha256=digest([Path(job.out)]),
             created=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
             bertopt_version=bertopt.__version__,
             rebuild=rebuild,

@@ -204,10 +204,9 @@ class _Court:
         if not _runs_here(low):
             return None
         from bertopt.batching import batches
-        from bertopt.tokenization import load_tokenizer
 
         checkpoint, served = self.workspace.checkpoint, served_by(low.plan)
-        tokenizer = load_tokenizer(checkpoint.folder, max_length=served.max_length, model_type=checkpoint.model_type)
+        tokenizer = checkpoint.tokenizer(served.max_length)
         texts = self.demand.requests
         all_of_them = list(batches([tokenizer.encode(texts.texts, texts.pairs)], served.policy))
         timed = all_of_them[:: -(-len(all_of_them) // TIMED_BATCHES)]

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 from bertopt.backends.base import Artifact, Options, Session, backend
 from bertopt.batching import Policy, batches, policy
 from bertopt.errors import BackendUnavailable, DataError, PlanError, UsageError
+from bertopt.files import digest
 from bertopt.heads import Answer, interpret
-from bertopt.plan import open_plan, sha256
+from bertopt.plan import open_plan
 from bertopt.run import logits_of
 from bertopt.tokenization import FastTokenizer, load_tokenizer
 
@@ -202,7 +203,7 @@ def open_bundle(folder: os.PathLike[str] | str) -> Bundle:
             raise PlanError(
                 f"{path} is another file than was exported: it has {size} bytes, and the manifest says {file.bytes}"
             )
-        if (found := sha256(path)) != file.sha256:
+        if (found := digest([path])) != file.sha256:
             raise PlanError(
                 f"{path} is another file than was exported: SHA-256 {found[:12]}, and the manifest says {file.sha256[:12]}"
             )

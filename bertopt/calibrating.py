@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,9 @@ from typing import Any
 from bertopt import calibration as caches
 from bertopt.calibration import Calibration, Progress
 from bertopt.errors import UsageError
+from bertopt.files import slug
 from bertopt.text import Requests
+from bertopt.tokens import DEFAULT_LENGTH
 
 LISTED = 10  # rows that are named
 
@@ -79,8 +79,8 @@ def run(
     judged = None if evaluation is None else read(evaluation, **(reading or {}))
     checkpoint = open_checkpoint(model)
     length = effective_length(checkpoint.folder, max_length, checkpoint.max_positions, name=checkpoint.name)
-    length = length if max_length is not None else min(length, caches.DEFAULT_LENGTH)
-    path = out or Path("calibration", f"{_slug(checkpoint.name)}.json")
+    length = length if max_length is not None else min(length, DEFAULT_LENGTH)
+    path = out or Path("calibration", f"{slug(checkpoint.name)}.json")
     start = time.monotonic()
     made = caches.calibrate(Workspace(checkpoint), requests, max_length=length, progress=progress, **options)
     caches.save(made, path)
@@ -107,7 +107,3 @@ def texts_for(model: str, data: Path | None, **reading: Any) -> Requests:
 
         return demo.texts("train")
     raise UsageError(f"--data is missing: give some hundred texts such as {model} is asked, none of those that it is judged on")
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", os.path.basename(name.rstrip("/"))).strip("-.") or "model"

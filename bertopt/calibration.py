@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from bertopt.errors import DataError, PlanError, UsageError
-from bertopt.files import write_text
+from bertopt.files import short, write_text
+from bertopt.tokens import DEFAULT_LENGTH
 
 if TYPE_CHECKING:
     from bertopt.batching import Batch
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 SAMPLES = 512
-DEFAULT_LENGTH = 128  # tokens, where nothing says how long texts are served
 SMOOTH = 0.95  # best on training rows of three classifiers: benchmarks/results/int8-methods.md
 ROWS = 8  # of a batch: what is observed at once, and so what memory it takes
 TOOLS = ("bertopt", "onnxruntime", "tokenizers")
@@ -221,7 +221,7 @@ def check(calibration: Calibration, source: os.PathLike[str] | str, **demands: A
         found = getattr(calibration, name)
         if wanted is not None and found != wanted:
             raise PlanError(
-                f"{source} was calibrated for {DEMANDS[name]} {_short(found)}, and {_short(wanted)} is asked for: "
+                f"{source} was calibrated for {DEMANDS[name]} {short(found)}, and {short(wanted)} is asked for: "
                 "bertopt calibrate makes one that fits"
             )
 
@@ -302,11 +302,7 @@ def _belongs(workspace: Workspace) -> dict[str, Any]:
 
 
 def _tokenize(workspace: Workspace, requests: Requests, max_length: int) -> Tokens:
-    from bertopt.tokenization import load_tokenizer
-
-    checkpoint = workspace.checkpoint
-    tokenizer = load_tokenizer(checkpoint.folder, max_length=max_length, model_type=checkpoint.model_type)
-    return tokenizer.encode(requests.texts, requests.pairs)
+    return workspace.checkpoint.tokenizer(max_length).encode(requests.texts, requests.pairs)
 
 
 class _Feeds:
@@ -346,8 +342,3 @@ def _versions() -> dict[str, str]:
 
 def _compact(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text[:12] if len(text) == 64 else text

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import re
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +17,14 @@ from bertopt.backends.base import Artifact, Options, backend
 from bertopt.batching import Batch, Bucketed, Dynamic, Fixed, Policy, batches, waste
 from bertopt.environment import environment
 from bertopt.errors import BertoptError
+from bertopt.files import slug
 from bertopt.graph import parity
 from bertopt.judging import judge_rung, reference_answers
 from bertopt.ladder import Rung
 from bertopt.measure import kernels
 from bertopt.measuring import runner_of
 from bertopt.model import Checkpoint
-from bertopt.outputs import run_folder
+from bertopt.outputs import name_of, new_folder, run_folder
 from bertopt.prepare import Climb, Prepared, as_before, check, prepare
 from bertopt.records import LadderRecord, LengthHistogram, Parity, PolicyPadding, RungRecord, load_ladder, save
 from bertopt.run import Missing, Opened, Progress, Runner, Settings, logits_of
@@ -44,7 +43,7 @@ def climb(wanted: Climb, progress: Progress) -> tuple[LadderRecord, Path]:
     if earlier:
         wanted = as_before(wanted, earlier)
     check(wanted)
-    folder = wanted.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{_slug(Path(wanted.model).resolve().name)}"
+    folder = wanted.out or new_folder(name_of(wanted.model))
     with run_folder(folder) as fresh:
         record = _climb(wanted, earlier, fresh, progress)
         save(record, fresh / "ladder.json")
@@ -180,11 +179,11 @@ def _finished(
         return assemble.broken_record(rung)
     judged = None if right is None else judge_rung(rung, ready, right, wanted.max_drop, progress)
     if judged is not None and judged.verdict is not None:
-        save(judged.verdict, folder / f"gate-{_slug(rung.rung.name)}.json")
+        save(judged.verdict, folder / f"gate-{slug(rung.rung.name)}.json")
     busy, notes = _kernels(rung, wanted, folder)
     last = rung.repeats[-1].done
     if wanted.trace:
-        kernels.write_trace(last, folder / f"trace-{_slug(rung.rung.name)}.json")
+        kernels.write_trace(last, folder / f"trace-{slug(rung.rung.name)}.json")
     return assemble.measured_record(
         rung,
         truth=ready.truth,
@@ -201,7 +200,7 @@ def _kernels(rung: Opened, wanted: Climb, folder: Path) -> tuple[float | None, l
     if wanted.device != "cuda":
         return None, []
     try:
-        trace = folder / f"kernels-{_slug(rung.rung.name)}.json" if wanted.trace else None
+        trace = folder / f"kernels-{slug(rung.rung.name)}.json" if wanted.trace else None
         share, number = kernels.profile(rung.session, rung.batches[:8], rung.in_flight, trace)
     except ImportError:
         return None, ["kernel-busy fraction not read: it wants torch's profiler"]
@@ -275,7 +274,3 @@ def _paddings(lengths: NDArray[np.int64], settings: Settings, edges: tuple[int, 
     policies: list[Policy] = [Fixed(size, settings.sequence_length), Dynamic(size)]
     bucketed = [Bucketed(size, edges, window) for window in WINDOWS if window >= size]
     return [PolicyPadding(p.name, p.window, *waste(lengths, p)) for p in (*policies, *bucketed)]
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-") or "model"

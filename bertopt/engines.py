@@ -15,6 +15,7 @@ from bertopt.build import Result, build_plan, choose_target, identify
 from bertopt.builders.process import Progress
 from bertopt.errors import UsageError
 from bertopt.profiles import Profile
+from bertopt.tokens import DEFAULT_LENGTH
 
 if TYPE_CHECKING:
     from bertopt.build_int8 import Outcome
@@ -46,7 +47,7 @@ class Request:
     target: str = "auto"
     profiles: tuple[Profile, ...] = ()  # none: from the bucket edges of the texts
     batch_size: int = 32
-    sequence_length: int | None = 128
+    sequence_length: int | None = DEFAULT_LENGTH
     tactics: str | None = None  # "all", or "internal": none of cuBLAS and cuDNN
     calibration: Path | None = None  # the cache that INT8 is placed by; None: the demo's
     max_drop: float | None = None  # points that INT8 may lose on the data; None: not gated
@@ -113,7 +114,7 @@ def _find(request: Request) -> _Found:
     from bertopt import demo
     from bertopt.model import open_checkpoint
     from bertopt.text import read
-    from bertopt.tokenization import effective_length, load_tokenizer
+    from bertopt.tokenization import effective_length
     from bertopt.workspace import Workspace
 
     if request.precision != "int8" and request.calibration is not None:
@@ -126,8 +127,7 @@ def _find(request: Request) -> _Found:
         raise UsageError(f"a profile ends at {longest} tokens, and {checkpoint.name} has {checkpoint.max_positions} positions")
     everything = read(request.data) if request.data else demo.texts()
     requests = everything.take(np.arange(min(len(everything), 2 * WINDOW)))
-    tokenizer = load_tokenizer(checkpoint.folder, max_length=longest, model_type=checkpoint.model_type)
-    tokens = tokenizer.encode(requests.texts, requests.pairs)
+    tokens = checkpoint.tokenizer(longest).encode(requests.texts, requests.pairs)
     edges: tuple[int, ...] = ()
     shapes = request.profiles
     if not shapes:

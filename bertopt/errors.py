@@ -43,12 +43,6 @@ class WorkerError(BertoptError):
     exit_code = 1
 
 
-class GateFailed(BertoptError):
-    """The accuracy gate says no."""
-
-    exit_code = 1
-
-
 class Inconclusive(BertoptError):
     """There is too little evidence to decide."""
 

@@ -19,7 +19,7 @@ from bertopt import records
 from bertopt.backends.base import Artifact, backend
 from bertopt.bundle import MANIFEST, RECORD, TOKENIZER, Bundle, File, Manifest, open_bundle
 from bertopt.errors import BackendUnavailable, ModelError, PlanError, UsageError
-from bertopt.files import write_bytes, write_text
+from bertopt.files import digest, write_bytes, write_text
 from bertopt.heads import SERVED
 from bertopt.model import Checkpoint, open_checkpoint
 from bertopt.plan import Plan
@@ -251,10 +251,7 @@ def _keep_tokenizer(checkpoint: Checkpoint, max_length: int, folder: Path) -> No
     for file in _tokenizer_files(checkpoint.folder):
         write_bytes(home / file.name, file.read_bytes())
     if not (home / "tokenizer.json").exists():  # a vocabulary alone wants transformers; this does not
-        from bertopt.tokenization import load_tokenizer
-
-        fast = load_tokenizer(checkpoint.folder, max_length=max_length, model_type=checkpoint.model_type)
-        write_text(home / "tokenizer.json", fast.rust.to_str())
+        write_text(home / "tokenizer.json", checkpoint.tokenizer(max_length).rust.to_str())
 
 
 def _tokenizer_files(folder: Path) -> list[Path]:
@@ -267,7 +264,7 @@ def _plain(info: dict[str, Any]) -> dict[str, Any]:
 
 def _hashes(folder: Path) -> dict[str, File]:
     files = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {path.relative_to(folder).as_posix(): File(path.stat().st_size, plans.sha256(path)) for path in files}
+    return {path.relative_to(folder).as_posix(): File(path.stat().st_size, digest([path])) for path in files}
 
 
 def _now() -> str:

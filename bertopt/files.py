@@ -1,14 +1,37 @@
-"""Outputs are written beside and renamed, so that nothing is ever left half-written."""
+"""Files: digests, names, and outputs that are written beside and renamed, so that nothing is ever left half-written."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bertopt.errors import UsageError
+
+
+def digest(paths: Iterable[Path], start: bytes = b"") -> str:
+    """SHA-256 of `start` and the files' bytes in order, as 64 hexadecimal digits."""
+    result = hashlib.sha256(start)
+    for path in paths:
+        with path.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                result.update(block)
+    return result.hexdigest()
+
+
+def short(value: object) -> str:
+    """A digest by its first digits, as a sentence names it; anything else whole."""
+    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return text[:12] if len(text) == 64 else text or "none"
+
+
+def slug(name: str) -> str:
+    """A name as part of a file's: letters, digits, dots, dashes and underscores."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "model"
 
 
 @contextlib.contextmanager

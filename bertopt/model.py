@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from bertopt import weights
 from bertopt.errors import ModelError
+from bertopt.files import digest
 from bertopt.records import ModelInfo
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from bertopt.tokenization import FastTokenizer
 
 SEED = 0  # of whatever is not trained, so that two runs print the same numbers
 
@@ -116,6 +119,12 @@ class Checkpoint:
             hidden=self.hidden,
             notes=self.notes,
         )
+
+    def tokenizer(self, max_length: int) -> FastTokenizer:
+        """Its Rust tokenizer; rows have at most `max_length` tokens. Raises as `tokenization.load_tokenizer` does."""
+        from bertopt.tokenization import load_tokenizer
+
+        return load_tokenizer(self.folder, max_length=max_length, model_type=self.model_type, name=self.name)
 
     def torch_module(self, *, attention: str = "sdpa") -> nn.Module:
         """The model in float32 and evaluation mode: (input_ids, attention_mask, token_type_ids=None) -> float32 logits.
@@ -259,7 +268,7 @@ def _describe(
         heads=config.num_attention_heads,
         intermediate=config.hidden_dim if config.model_type == "distilbert" else config.intermediate_size,
         parameters=parameters,
-        fingerprint=weights.digest(files, raw if files else raw + b"random %d" % SEED)[:16],
+        fingerprint=digest(files, raw if files else raw + b"random %d" % SEED)[:16],
         weights=kind,
         pooling=pooling,
         normalize=normalize,

@@ -6,12 +6,24 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from bertopt.errors import UsageError
+from bertopt.files import slug
 
 _unfinished: dict[Path, list[Path]] = {}  # what lies beside for now, and the folders that were made for it
+
+
+def new_folder(*said: str) -> Path:
+    """Where a run goes that was told no place: runs/<time>-<what is said of it>."""
+    return Path("runs", "-".join([time.strftime("%Y%m%d-%H%M%S"), *map(slug, said)]))
+
+
+def name_of(model: str) -> str:
+    """A model's name without the folders that it lies in, which `.` has too."""
+    return Path(model).resolve().name
 
 
 @contextlib.contextmanager

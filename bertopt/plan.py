@@ -19,7 +19,7 @@ from typing import Any
 from bertopt import records
 from bertopt.builders.versions import installed
 from bertopt.errors import PlanError
-from bertopt.files import write_bytes, write_text
+from bertopt.files import digest, short, write_bytes, write_text
 from bertopt.profiles import Profile, parse
 
 SCHEMA_VERSION = 1
@@ -117,12 +117,12 @@ def tokenizer_folder(plan: os.PathLike[str] | str) -> Path:
 
 def tokenizer_fingerprint(folder: Path) -> str:
     """First 16 hexadecimal digits of SHA-256 over the files that decide which ids a text gets."""
-    digest = hashlib.sha256()
+    result = hashlib.sha256()
     for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt", "vocab.json", "merges.txt"):
         file = folder / name
         if file.is_file():
-            digest.update(name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()[:16]
+            result.update(name.encode() + b"\0" + file.read_bytes())
+    return result.hexdigest()[:16]
 
 
 def calibration_path(plan: os.PathLike[str] | str) -> Path:
@@ -155,7 +155,7 @@ def open_plan(path: os.PathLike[str] | str, **demands: Any) -> Plan:
         found = getattr(manifest, name)
         if wanted is not None and found != wanted:
             raise PlanError(
-                f"{file} was built for {DEMANDS[name]} {_short(found)}, and {_short(wanted)} is asked for: {_again(manifest)}"
+                f"{file} was built for {DEMANDS[name]} {short(found)}, and {short(wanted)} is asked for: {_again(manifest)}"
             )
     return Plan(file, manifest)
 
@@ -187,10 +187,10 @@ def _check_file(plan: Path, manifest: Manifest) -> None:
     if size != manifest.plan_bytes:
         how = "is empty" if not size else "is cut short" if size < manifest.plan_bytes else "is another file"
         raise PlanError(f"{plan} {how}: its manifest says {manifest.plan_bytes} bytes, and it has {size}: {_again(manifest)}")
-    digest = sha256(plan)
-    if digest != manifest.plan_sha256:
+    found = digest([plan])
+    if found != manifest.plan_sha256:
         raise PlanError(
-            f"{plan} {_what(plan)}: its manifest says SHA-256 {_short(manifest.plan_sha256)}, and it has {_short(digest)}: "
+            f"{plan} {_what(plan)}: its manifest says SHA-256 {short(manifest.plan_sha256)}, and it has {short(found)}: "
             f"{_again(manifest)}"
         )
 
@@ -287,14 +287,6 @@ def describe(manifest: Manifest) -> Iterator[str]:
     yield from manifest.notes
 
 
-def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as stream:
-        while block := stream.read(1 << 22):
-            digest.update(block)
-    return digest.hexdigest()
-
-
 def _runs(groups: dict[str, str]) -> str:
     """`layer 0`, `layer 1` ... of one precision in a row as `layers 0 to 11`."""
     parts: list[tuple[list[str], str]] = []
@@ -332,9 +324,3 @@ def _extra(manifest: Manifest) -> str:
 
 def _again(manifest: Manifest) -> str:
     return f"build it again with {manifest.rebuild}"
-
-
-def _short(value: object) -> str:
-    """A hash by its first digits, anything else whole."""
-    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
-    return text[:12] if len(text) == 64 else text or "none"

@@ -30,8 +30,8 @@ from bertopt.plan import Manifest, Plan, open_plan
 from bertopt.run import Progress, warm_up
 from bertopt.text import Requests
 from bertopt.tokenization import FastTokenizer, Tokens, effective_length, load_tokenizer
+from bertopt.tokens import DEFAULT_LENGTH
 
-LENGTH = 128  # tokens, where nothing says how long texts are served
 TIMED_ROWS = 1024  # the first requests of a file: one window, the same for both sides
 PASSES, MOST_PASSES = 3, 25
 ENOUGH_S, TOO_LONG_S = 1.0, 15.0  # of timed passes: as many more as fill the first, and no more than two beyond the second
@@ -44,7 +44,7 @@ class Served:
     """The shapes that requests are served in: bucketed, at most `batch_size` rows padded to one of `edges` tokens."""
 
     batch_size: int = 32
-    edges: tuple[int, ...] = (LENGTH,)
+    edges: tuple[int, ...] = (DEFAULT_LENGTH,)
     window: int = 1024
 
     @property
@@ -64,7 +64,7 @@ def served_by(plan: Plan | Manifest, *, max_length: int | None = None, batch_siz
     """
     manifest = plan.manifest if isinstance(plan, Plan) else plan
     shapes = [profiles.parse(text) for text in manifest.profiles]
-    edges = manifest.bucket_edges or sorted({p.max[1] for p in shapes}) or [max_length or LENGTH]
+    edges = manifest.bucket_edges or sorted({p.max[1] for p in shapes}) or [max_length or DEFAULT_LENGTH]
     if max_length is not None:
         if max_length > max(edges) and (shapes or manifest.bucket_edges):
             raise UsageError(f"--seq {max_length} is more than the {max(edges)} tokens that the plan was built for")
@@ -139,9 +139,10 @@ def predict_checkpoint(
 
     checkpoint = open_checkpoint(model) if isinstance(model, str) else model
     _check_task(checkpoint.task, checkpoint.name)
-    length = served.max_length if served else max_length
-    length = effective_length(checkpoint.folder, length or min(LENGTH, checkpoint.max_positions), checkpoint.max_positions)
-    tokenizer = load_tokenizer(checkpoint.folder, max_length=length, model_type=checkpoint.model_type)
+    longest = checkpoint.max_positions
+    length = (served.max_length if served else max_length) or min(DEFAULT_LENGTH, longest)
+    length = effective_length(checkpoint.folder, length, longest)
+    tokenizer = checkpoint.tokenizer(length)
     if served is None:
         tokens = tokenizer.encode(requests.texts, requests.pairs)
         served = served_for(tokens, length, batch_size=batch_size or Served.batch_size)

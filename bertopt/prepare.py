@@ -28,13 +28,12 @@ from bertopt.tokenization import (
     Tokens,
     check_vocabulary,
     load_reference_tokenizer,
-    load_tokenizer,
     probe_mismatches,
 )
 from bertopt.tokenizer_files import effective_length
+from bertopt.tokens import DEFAULT_LENGTH
 from bertopt.workspace import Workspace
 
-DEFAULT_LENGTH = 128  # tokens, where --seq is not given
 PASS_SECONDS = 8.0  # what one pass of the baseline may take when the number of requests is left to us
 FEWEST, MOST = 128, 8192  # requests
 MOST_JUDGED = 10_000  # rows of a file that are read to judge precision by, where --limit wants fewer
@@ -141,10 +140,11 @@ def prepare(wanted: Climb, earlier: LadderRecord | None) -> Prepared:
             f"is {checkpoint.fingerprint}: give the same --model"
         )
     length = sequence_length(checkpoint, wanted)
-    about: dict[str, Any] = {"max_length": length, "model_type": checkpoint.model_type, "name": checkpoint.name}
-    fast = load_tokenizer(checkpoint.folder, **about)
+    fast = checkpoint.tokenizer(length)
     check_vocabulary(fast, checkpoint.vocab_size)
-    reference = load_reference_tokenizer(checkpoint.folder, **about)
+    reference = load_reference_tokenizer(
+        checkpoint.folder, max_length=length, model_type=checkpoint.model_type, name=checkpoint.name
+    )
     if earlier and earlier.data.fingerprint != requests.fingerprint:
         raise UsageError(
             f"the run was made on {earlier.data.name} {earlier.data.fingerprint}, and these texts are {requests.name} "

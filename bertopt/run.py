@@ -24,6 +24,7 @@ from bertopt.measure.summary import Repeat
 from bertopt.records import Parity
 from bertopt.text import Requests
 from bertopt.tokenization import Tokens
+from bertopt.tokens import DEFAULT_LENGTH
 from bertopt.workspace import Workspace
 
 HEADROOM = 2.0  # together workers took 1.3 times what one takes alone, and one that is just in time is late at every hiccup
@@ -43,7 +44,7 @@ class Settings:
     """What the user asked for."""
 
     batch_size: int = 32
-    sequence_length: int = 128
+    sequence_length: int = DEFAULT_LENGTH
     repeats: int = 3
     window: int = 1024
     workers: int | None = None  # None: chosen from the times of the first batches

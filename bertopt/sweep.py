@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import gc
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -21,7 +20,7 @@ from bertopt.ladder import Rung
 from bertopt.measure import summary
 from bertopt.measure.process import memory_left_mib, resident_mib
 from bertopt.measuring import runner_of
-from bertopt.outputs import run_folder
+from bertopt.outputs import name_of, new_folder, run_folder
 from bertopt.prepare import Climb, Prepared, check, prepare, sequence_length
 from bertopt.records import save
 from bertopt.records_sweep import Point, Series, Sweep
@@ -78,7 +77,7 @@ def sweep(wanted: Wanted, progress: Progress) -> tuple[Sweep, Path]:
         raise UsageError(f"--knee {wanted.knee_gain:g} is a share of speed: at least 0")
     known = {r.name: r for r in ladder.rungs_for(wanted.climb.device, wanted.rungs)}
     rungs = [known[name] for name in dict.fromkeys(wanted.rungs)]
-    folder = wanted.climb.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-sweep-{Path(wanted.climb.model).name}"
+    folder = wanted.climb.out or new_folder("sweep", name_of(wanted.climb.model))
     with run_folder(folder) as fresh:
         record = _sweep(wanted, rungs, progress)
         save(record, fresh / "sweep.json")

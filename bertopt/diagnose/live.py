@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from bertopt.environment import environment
 from bertopt.errors import UsageError
 from bertopt.ladder import Rung
 from bertopt.measuring import runner_of
-from bertopt.outputs import run_folder
+from bertopt.outputs import name_of, new_folder, run_folder
 from bertopt.plan import Plan, open_plan
 from bertopt.prepare import Climb, Prepared, check, prepare, sequence_length
 from bertopt.records import save
@@ -53,7 +52,7 @@ def diagnose(wanted: Wanted, progress: Progress) -> tuple[Diagnosis, Path]:
     earlier = load(wanted.after) if wanted.after else None
     plan = open_plan(wanted.plan) if wanted.plan else None
     rung, table = _rung(wanted, plan)
-    folder = wanted.climb.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-diagnose-{_slug(wanted.climb.model)}"
+    folder = wanted.climb.out or new_folder("diagnose", name_of(wanted.climb.model))
     with run_folder(folder) as fresh:
         record = _diagnose(wanted, plan, rung, table, earlier, folder, progress)
         save(record, fresh / RECORD)
@@ -204,7 +203,3 @@ def _outcome(before: Observation, after: Observation, promised: float, has: floa
     if has > (1 + policy.held) * promised:
         return "more than predicted"
     return "held" if has >= (1 - policy.held) * promised else "fell short"
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(name).resolve().name).strip("-") or "model"

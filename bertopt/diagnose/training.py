@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import shlex
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from bertopt.diagnose.advice import advise
 from bertopt.diagnose.rules import findings
 from bertopt.environment import environment
 from bertopt.measure import ceilings
-from bertopt.outputs import run_folder
+from bertopt.outputs import new_folder, run_folder
 from bertopt.records import save
 from bertopt.records_diagnosis import Diagnosis, Observation
 from bertopt.report import diagnosis
@@ -51,7 +50,7 @@ def conclude(steps: Steps) -> Diagnosis:
             *([f"{steps.outside_s:.2f} s after the last step belong to none"] if steps.outside_s >= LONG_S else []),
         ],
     )
-    folder = Path(steps.out) if steps.out else Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-steps"
+    folder = Path(steps.out) if steps.out else new_folder("steps")
     with run_folder(folder) as fresh:
         save(record, fresh / "diagnosis.json")
         try:

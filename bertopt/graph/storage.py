@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from google.protobuf.message import DecodeError
 from onnx.external_data_helper import ExternalDataInfo, set_external_data, uses_external_data
 
 from bertopt.errors import GraphError, UsageError
+from bertopt.files import digest as digest_of
 from bertopt.files import replacing, write_bytes
 
 SINGLE_FILE_LIMIT = 2_000_000_000  # bytes of weights; protobuf ends at 2 GiB, and some tools at 2e9
@@ -72,12 +72,7 @@ def files(path: Path) -> list[Path]:
 
 def digest(path: Path) -> str:
     """SHA-256 over the graph and its weights' files, as 64 hexadecimal digits. Raises GraphError as `files` does."""
-    result = hashlib.sha256()
-    for file in files(path):
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                result.update(block)
-    return result.hexdigest()
+    return digest_of(files(path))
 
 
 @contextmanager

@@ -29,14 +29,10 @@ def padding_fraction(mean_length: float, padded_length: float) -> float:
     return 1.0 - mean_length / padded_length
 
 
-def layer_flops(batch: int, length: int, hidden: int, intermediate: int) -> int:
-    """Floating-point operations of one encoder layer: 8 B L H^2 + 4 B L H I + 4 B L^2 H, a multiply-add counted as two.
-
-    The terms are the four attention projections, the two feed-forward products, and scores plus context.
-    """
-    return 8 * batch * length * hidden**2 + 4 * batch * length * hidden * intermediate + 4 * batch * length**2 * hidden
-
-
 def encoder_flops(tokens: float, pairs: float, hidden: int, intermediate: int, layers: int) -> float:
-    """The same for `layers` of them over `tokens` computed tokens and `pairs` query-key pairs, however rows are laid out."""
+    """Floating-point operations of `layers` encoder layers over `tokens` computed tokens and `pairs` query-key pairs.
+
+    8 T H^2 + 4 T H I + 4 P H a layer, a multiply-add counted as two: the four attention projections, the two feed-forward
+    products, and scores plus context.
+    """
     return layers * (8 * tokens * hidden**2 + 4 * tokens * hidden * intermediate + 4 * pairs * hidden)

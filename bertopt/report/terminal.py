@@ -73,16 +73,6 @@ def print_ladder(record: LadderRecord, console: Console | None = None) -> None:
         console.print(line, soft_wrap=True, highlight=False)
 
 
-def summary_lines(record: LadderRecord) -> list[str]:
-    """The run in two or three plain lines: what it found, how many rungs ran, and the verdict."""
-    statuses = [r.status for r in record.rungs]
-    tally = ", ".join(f"{statuses.count(s)} {s}" for s in ("measured", "skipped", "failed") if s in statuses)
-    lines = [_clean(wording.headline(record)) + ".", f"{len(statuses)} rungs" + (f": {tally}." if tally else ".")]
-    if record.verdict is not None:
-        lines.append(_clean(wording.bound(record.verdict)))
-    return lines
-
-
 def _lines(record: LadderRecord, width: int) -> list[Text]:
     layout = _layout(record, width)
     lines = [Text("")]
