@@ -37,27 +37,32 @@ class HostPlan:
 
     host_ms: float
     device_ms: float
-    workers: int
+    workers: int  # those that keep the device busy, or as many as there are cores for
+    needed: int  # those that keep the device busy
     prefetch: int  # batches that are prepared ahead
     options: list[Option]
 
     def lines(self) -> list[str]:
         """The plan as plain lines."""
         shown = [
-            f"{self.host_ms:g} ms of host work over {self.device_ms:g} ms on the device, a batch",
+            f"{self.host_ms:.4g} ms of host work over {self.device_ms:.4g} ms on the device, a batch",
             "",
             "workers  device busy  a batch   over serial",
         ]
         for o in self.options:
-            mark = "  <- enough" if o.workers == self.workers else ""
+            mark = "  <- enough" if o.workers == self.needed else ""
             name = str(o.workers) if o.workers else "serial"
             shown.append(f"{name:>7}  {o.utilization:>10.0%}  {o.batch_ms:>5.1f} ms  {o.gain:>10.2f}x{mark}")
-        return [
-            *shown,
-            "",
-            f"{self.workers} worker{'s' if self.workers > 1 else ''} on cores of their own keep the device busy; "
-            f"more do not help. Prefetch {self.prefetch} batches: one in the making for each worker, one that waits.",
-        ]
+        ahead = f"Prefetch {self.prefetch} batches: one in the making for each worker, one that waits."
+        return [*shown, "", f"{self._enough()} {ahead}"]
+
+    def _enough(self) -> str:
+        if self.workers < self.needed:
+            idle = 1 - arithmetic.overlapped_utilization(self.host_ms, self.device_ms, self.workers)
+            return f"{self.needed} workers would keep the device busy; with {self.workers} it waits {idle:.0%} of the time."
+        if self.workers == 1:
+            return "1 worker on a core of its own keeps the device busy; more do not help."
+        return f"{self.workers} workers on cores of their own keep the device busy; more do not help."
 
 
 def plan(host_ms: float, device_ms: float, cores: int | None = None) -> HostPlan:
@@ -75,7 +80,7 @@ def plan(host_ms: float, device_ms: float, cores: int | None = None) -> HostPlan
     for count in _shown(enough):
         busy = arithmetic.overlapped_utilization(host_ms, device_ms, count)
         options.append(Option(count, busy, device_ms / busy, serial_ms / (device_ms / busy)))
-    return HostPlan(host_ms, device_ms, workers, workers + 1, options)
+    return HostPlan(host_ms, device_ms, workers, enough, workers + 1, options)
 
 
 def _shown(enough: int) -> list[int]:

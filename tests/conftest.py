@@ -16,9 +16,10 @@ from tests import climbing, command, helpers_tokenizers, models
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Every test file has a cache of its own, and none sees the user's."""
+    """Every test file has a cache of its own, and none sees the user's, nor the summary of the CI job that it runs in."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BERTOPT_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.delenv("GITHUB_STEP_SUMMARY", raising=False)
         yield
 
 

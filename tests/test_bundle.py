@@ -23,13 +23,6 @@ from tests.runs import bundle_of, run_of, texts
 PAIRS = [None, "", "good film", "bad news was on the game", None]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BERTOPT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def bundle(checkpoint_folder, tmp_path_factory):
     return bundle_of(checkpoint_folder("bert"), tmp_path_factory.mktemp("tiny"))

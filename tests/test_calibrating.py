@@ -18,11 +18,6 @@ demo_missing = not (installed(sources.ENCODER_PACKAGE) and installed(sources.COR
 WORDS = ["good film", "bad news", "the team was great", "poor game", "it is a good stock", "news of the film"]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BERTOPT_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
-
-
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     file = tmp_path / "calib.jsonl"

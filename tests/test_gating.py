@@ -23,14 +23,6 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="OpenVINO is not installed")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BERTOPT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.delenv("GITHUB_STEP_SUMMARY", raising=False)
-        yield
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained.classifier(tmp_path_factory.mktemp("model"))

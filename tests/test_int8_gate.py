@@ -30,13 +30,6 @@ ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="OpenVINO is not installed")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BERTOPT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 def gate(reference: Predictions, candidate: Predictions, data: Requests, max_drop: float) -> GateVerdict:
     return judge(reference, candidate, data.labels, metric="accuracy", max_drop=max_drop, groups=data.groups, texts=data.texts)
 

@@ -23,6 +23,13 @@ def test_18_over_6_ms_is_a_quarter_busy_serially_and_wants_three_workers(capsys)
     assert "Prefetch 4 batches" in shown
 
 
+def test_fewer_cores_than_workers_wanted_are_not_called_enough(capsys):
+    assert run(["plan-host", "--host-ms", "18", "--device-ms", "6", "--cores", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert "3 workers would keep the device busy; with 2 it waits 33% of the time" in shown
+    assert "Prefetch 3 batches" in shown
+
+
 def test_a_mean_of_27_in_128_is_79_percent_padding(tmp_path, capsys):
     file = tmp_path / "lengths.csv"
     file.write_text("length\n" + "\n".join(["27"] * 640))

@@ -34,13 +34,6 @@ STATUSES = ("200", "400", "413", "422", "429", "500", "503", "504")
 SECRET = "the film about xylophones"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BERTOPT_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def bundle(checkpoint_folder, tmp_path_factory):
     return bundle_of(checkpoint_folder("bert"), tmp_path_factory.mktemp("tiny"))
