@@ -298,12 +298,12 @@ def test_a_model_that_cannot_be_opened_ends_the_command(bundle, tmp_path):
     import dataclasses
     import shutil
 
-    from bertopt import plan, records
+    from bertopt import files, records
     from bertopt.bundle import File
 
     home = shutil.copytree(bundle.folder, tmp_path / "broken")
     (home / "model.onnx").write_bytes(b"no graph")
-    size = File(8, plan.sha256(home / "model.onnx"))
+    size = File(8, files.digest([home / "model.onnx"]))
     manifest = dataclasses.replace(bundle.manifest, files=bundle.manifest.files | {"model.onnx": size})
     records.save(manifest, home / "bundle.json")
     arguments = [sys.executable, "-m", "bertopt", "serve", str(home), "--port", "0"]
